@@ -1,0 +1,211 @@
+"""Every setting, its type, its default and its bounds. `configfile` reads them from TOML.
+
+The comment of a key in `config/gpuagent.toml` is its docstring here, and its default there is the
+default here: a test holds one against the other.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from gpuagent.model.inventory import Level
+
+# A quantity is written with its unit ("200ms", "8GiB", "250W", "40%"), is never negative, and a
+# ratio never above 1: `quantities` sees to that. Bounds beside it are the key's own.
+Seconds = Annotated[float, Meta(extra={"quantity": "seconds"})]
+Bytes = Annotated[int, Meta(extra={"quantity": "bytes"})]
+Watts = Annotated[float, Meta(extra={"quantity": "watts"})]
+Ratio = Annotated[float, Meta(extra={"quantity": "ratio"})]
+Cores = Annotated[float, Meta(gt=0)]
+Celsius = Annotated[float, Meta(ge=0, le=150)]
+AbsolutePath = Annotated[str, Meta(pattern="^/", extra={"quantity": "path"})]
+Name = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/-]{0,62}$", extra={"quantity": "name"})
+]
+Sla = Annotated[Level, Meta(extra={"quantity": "sla"})]
+"""Written "L1", "L2" or "L3"."""
+Kind = Literal["", "training", "inference", "interactive", "idle"]
+
+
+class Paths(msgspec.Struct, frozen=True):
+    """Where things are on this host. Read at start only."""
+
+    state_dir: AbsolutePath = "/var/lib/gpuagent"
+    """Ledger, audit log and crash dumps; created with mode 0700."""
+    socket: AbsolutePath = "/run/gpuagent/gpuagent.sock"
+    """Unix socket of the API; "@" names are not supported."""
+    cgroup_root: AbsolutePath = "/sys/fs/cgroup"
+    """Mount point of cgroup v2."""
+    kernel_log: AbsolutePath = "/dev/kmsg"
+    """Kernel log in which to look for XIDs that NVML never reports."""
+    nvml_library: str = ""
+    """libnvidia-ml.so.1 to load; empty for the one the dynamic linker finds."""
+
+
+class Api(msgspec.Struct, frozen=True):
+    """Who may talk to the agent. Read at start only."""
+
+    group: str = "gpuagent"
+    """Members of this group may do over the socket what root may; empty for root only."""
+    metrics_listen: str = "127.0.0.1:9485"
+    """Loopback address for /metrics, /healthz and /readyz; empty for none."""
+
+
+class Log(msgspec.Struct, frozen=True):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
+    format: Literal["auto", "json", "text"] = "auto"
+    """auto is text on a terminal and json elsewhere."""
+
+
+class Nvml(msgspec.Struct, frozen=True):
+    """How the driver is read."""
+
+    sample_interval: Annotated[Seconds, Meta(ge=0.05, le=10)] = 0.2
+    """Between samples of the cheap fields: utilisation, memory, power, temperature."""
+    process_interval: Annotated[Seconds, Meta(ge=0.5, le=60)] = 2.0
+    """Between process lists, which cost milliseconds of the driver's lock each."""
+    slow_interval: Annotated[Seconds, Meta(ge=1, le=600)] = 15.0
+    """Between identity, limits, ECC, remapped rows and counters of links."""
+    call_deadline: Annotated[Seconds, Meta(ge=0.1, le=60)] = 2.0
+    """A driver call past this counts as hung: the child is killed, the card is blind."""
+    retry_max: Annotated[Seconds, Meta(ge=1, le=3600)] = 60.0
+    """Longest pause between attempts to reach a driver or card that does not answer."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """GPU processes that no tenant below claims."""
+
+    sla: Sla = Level.L3
+    """Their service level."""
+    hold_back: bool = False
+    """Whether they may be held back at all; otherwise they are only observed."""
+    table_interval: Annotated[Seconds, Meta(ge=1, le=300)] = 10.0
+    """Between full readings of the process table; events report changes sooner."""
+
+
+class Backpressure(msgspec.Struct, frozen=True):
+    """When and how far the less important are held back."""
+
+    memory_high: Ratio = 0.85
+    """Share of a card's memory in use above which growth is a cause."""
+    memory_clear: Ratio = 0.80
+    """Share at which that cause ends."""
+    memory_growth: Annotated[Bytes, Meta(gt=0)] = 32 * 1024**2
+    """Growth within the last ten seconds that counts as growing; a steady card is no cause."""
+    temperature_high: Celsius = 80.0
+    """Die temperature in degrees Celsius that is a cause."""
+    temperature_clear: Celsius = 75.0
+    """Temperature at which that cause ends."""
+    cpu_pressure_high: Ratio = 0.40
+    """Share of time in which tasks wait for a CPU (PSI some avg10) that is a cause."""
+    cpu_pressure_clear: Ratio = 0.25
+    """Share at which that cause ends."""
+    hold: Seconds = 2.0
+    """A condition must have held for this long ..."""
+    within: Seconds = 3.0
+    """... of this long before it is a cause."""
+    cut: Annotated[Ratio, Meta(gt=0, lt=1)] = 0.7
+    """A share is multiplied by this at each cut."""
+    dwell: Annotated[Seconds, Meta(ge=0.5)] = 5.0
+    """Least time between two cuts of one tenant."""
+    recover: Annotated[Ratio, Meta(gt=0)] = 0.2
+    """How much share comes back per dwell once the cause has ended."""
+    margin: Annotated[Ratio, Meta(gt=0, lt=1)] = 0.05
+    """Recovery pauses this far under the share at which trouble began."""
+    probe_min: Annotated[Seconds, Meta(ge=1)] = 30.0
+    """First pause before that share is tried again ..."""
+    probe_max: Annotated[Seconds, Meta(ge=1)] = 600.0
+    """... which doubles up to this while trouble comes back."""
+    time_box: Annotated[Seconds, Meta(ge=1)] = 30.0
+    """A lever at its floor that has not eased the cause for this long is let go."""
+    ineffective_for: Annotated[Seconds, Meta(ge=1)] = 600.0
+    """It is then not used again for that tenant and cause for this long."""
+    min_cores: Cores = 0.1
+    """cpu.max is never set below this many cores."""
+    cpu_period: Annotated[Seconds, Meta(ge=0.001, le=1)] = 0.02
+    """Period of cpu.max: short, so that a held thread is not parked for long."""
+
+
+class Power(msgspec.Struct, frozen=True):
+    """Power budget of all GPUs together."""
+
+    budget: Watts | None = None
+    """Watts for all cards together; leave out for none."""
+    panel: Watts | None = None
+    """Rating of the rack panel, of which budget_fraction is the budget."""
+    budget_fraction: Annotated[Ratio, Meta(gt=0)] | None = None
+    """Share of panel that these GPUs may use."""
+    dwell: Annotated[Seconds, Meta(ge=1)] = 10.0
+    """Least time between two changes of one card's limit, safety cuts excepted."""
+    headroom: Annotated[Ratio, Meta(lt=1)] = 0.10
+    """A card asks for its demand and this much more."""
+    keep_on_stop: bool = False
+    """Whether limits that serve the budget stay when the agent is stopped."""
+
+    @property
+    def budget_watts(self) -> float | None:
+        """The budget in force; None for none."""
+        if self.budget is not None:
+            return self.budget
+        if self.panel is not None and self.budget_fraction is not None:
+            return self.panel * self.budget_fraction
+        return None
+
+
+class Match(msgspec.Struct, frozen=True):
+    """What a process must show to belong to a tenant: all that is given. Shell-style patterns."""
+
+    unit: str = ""
+    """systemd service or scope: triton.service, train-*.scope."""
+    cgroup: str = ""
+    """cgroup path: /system.slice/batch-*."""
+    container: str = ""
+    """Container id, whole or a pattern."""
+    pod: str = ""
+    """Pod UID."""
+    slurm_job: str = ""
+    """Slurm job id."""
+    user: str = ""
+    """User name or number."""
+    exe: str = ""
+    """Path of the executable."""
+
+
+class TenantRule(msgspec.Struct, frozen=True):
+    """A tenant: the first rule that matches a process claims it."""
+
+    name: Name
+    """Its name in API, metrics and logs."""
+    sla: Sla
+    """L1 latency-critical, L2 batch, L3 best effort."""
+    match: Match
+    """Which processes are its own."""
+    kind: Kind = ""
+    """training, inference, interactive or idle, where it is known."""
+    hold_back: bool = True
+    """Whether it may be held back (never for L1)."""
+    min_share: Annotated[Ratio, Meta(ge=0.05)] = 0.2
+    """It is never held back below this share."""
+    memory_limit: Bytes | None = None
+    """Device memory it may use on one card: reported, and of its level the first held back above it."""
+
+
+class Config(msgspec.Struct, frozen=True):
+    """The whole file."""
+
+    mode: Literal["observe", "enforce"] = "observe"
+    """observe changes nothing and says what it would do; enforce does it."""
+    tick: Annotated[Seconds, Meta(ge=0.1, le=10)] = 1.0
+    """Between two passes of the control loop; events make one come sooner."""
+    paths: Paths = Paths()
+    api: Api = Api()
+    log: Log = Log()
+    nvml: Nvml = Nvml()
+    found: Found = Found()
+    backpressure: Backpressure = Backpressure()
+    power: Power = Power()
+    tenants: tuple[TenantRule, ...] = ()

@@ -1,0 +1,1 @@
+"""The real host: the only package that touches the operating system, the driver or a process."""

@@ -1,0 +1,1 @@
+"""Plain frozen values: what can be read and turned, who exists, what is known, what is wished."""

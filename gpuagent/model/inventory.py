@@ -1,0 +1,209 @@
+"""Who and what exists on this host: cards, links, processes, tenants. It changes slowly."""
+
+from enum import IntEnum, unique
+from typing import Literal
+
+import msgspec
+
+from gpuagent.model.vocab import On
+
+
+class Subject(msgspec.Struct, frozen=True, order=True):
+    """What a reading or a setting is about. Unused parts are empty; equal parts, equal subject."""
+
+    on: On
+    gpu: str = ""
+    """UUID of a card, or of a MIG instance where `on` is MIG."""
+    tenant: str = ""
+    cgroup: str = ""
+    """Path below the cgroup root, starting with a slash."""
+    inode: int = 0
+    """Inode of the cgroup: a path made anew is another subject."""
+
+    def __str__(self) -> str:
+        return ":".join(p for p in (self.on.value, self.tenant, self.gpu or self.cgroup) if p)
+
+
+NODE = Subject(On.NODE)
+
+
+def on_gpu(uuid: str) -> Subject:
+    return Subject(On.GPU, gpu=uuid)
+
+
+def on_mig(uuid: str) -> Subject:
+    return Subject(On.MIG, gpu=uuid)
+
+
+def on_tenant(name: str) -> Subject:
+    return Subject(On.TENANT, tenant=name)
+
+
+def on_tenant_gpu(name: str, uuid: str) -> Subject:
+    return Subject(On.TENANT_GPU, tenant=name, gpu=uuid)
+
+
+def on_cgroup(tenant: str, path: str, inode: int) -> Subject:
+    return Subject(On.CGROUP, tenant=tenant, cgroup=path, inode=inode)
+
+
+@unique
+class Level(IntEnum):
+    """Service level. L1 is never held back; L3 is held back first."""
+
+    L1 = 1
+    L2 = 2
+    L3 = 3
+
+
+class Link(msgspec.Struct, frozen=True):
+    """How a card reaches another."""
+
+    peer: str
+    """UUID of the other card."""
+    kind: Literal["nvlink", "pcie"]
+    lanes: int | None
+    """Number of NVLinks between the two; None for PCIe."""
+    distance: str
+    """NVML's topology level: internal, single, multiple, hostbridge, node, system."""
+
+
+class MigInstance(msgspec.Struct, frozen=True):
+    """A slice of a card that MIG has partitioned."""
+
+    uuid: str
+    gpu: str
+    gpu_instance: int
+    compute_instance: int
+    name: str
+    memory_bytes: int | None
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """A card. Known by UUID; the index is a label for people."""
+
+    uuid: str
+    index: int
+    name: str
+    pci_bus_id: str = ""
+    memory_bytes: int | None = None
+    power_min_watts: float | None = None
+    power_max_watts: float | None = None
+    power_default_watts: float | None = None
+    driver: str = ""
+    numa_node: int | None = None
+    mig_enabled: bool | None = None
+    mig: tuple[MigInstance, ...] = ()
+    links: tuple[Link, ...] = ()
+    blind: str = ""
+    """Why nothing can be read from it now ("lost", "a call hangs"); empty while it answers."""
+
+
+class GpuProcess(msgspec.Struct, frozen=True):
+    """A process that has a context on a card, as the driver lists it."""
+
+    pid: int
+    gpu: str
+    kind: Literal["compute", "graphics", "mps"]
+    memory_bytes: int | None
+    """None where the driver does not say (some MIG and MPS set-ups)."""
+    mig: str = ""
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process as /proc shows it. Its identity is (pid, started)."""
+
+    pid: int
+    started: int
+    """Start time in clock ticks since boot (field 22 of /proc/PID/stat)."""
+    ppid: int
+    uid: int
+    user: str
+    name: str
+    """comm: at most 15 characters, chosen by the process, not to be trusted."""
+    exe: str
+    """Executable; empty where it cannot be read (kernel threads)."""
+    cgroup: str
+    """cgroup v2 path; empty where there is none."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a cgroup path says about who runs there. Empty where it does not say."""
+
+    unit: str = ""
+    """systemd service or scope, such as `triton.service`."""
+    session: bool = False
+    """A login session scope."""
+    container: str = ""
+    """Container id, as long as the path gives it."""
+    runtime: str = ""
+    """docker, containerd, crio, podman, lxc."""
+    pod: str = ""
+    """Pod UID with dashes."""
+    pod_qos: str = ""
+    """guaranteed, burstable, besteffort."""
+    slurm_job: str = ""
+    slurm_step: str = ""
+    uid: int | None = None
+    """User that the path itself names (user slice, Slurm)."""
+    home: str = ""
+    """The cgroup that belongs to this place as a whole; where its knobs are."""
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """A cgroup through which a tenant might be held back, and what speaks against it."""
+
+    path: str
+    inode: int
+    refusal: str = ""
+    """Why no knob may be turned here ("shared with sshd.service"); empty if it is the tenant's own."""
+    above: tuple["Seat", ...] = ()
+    """Its ancestors, nearest first, without the root, each with its own refusal."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a tenant has been promised or forbidden, as declared."""
+
+    memory_limit_bytes: int | None = None
+    min_share_ratio: float = 0.2
+    """The floor under the tenant's share; it is never held back further."""
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """What an operator names, or what is found and named for him."""
+
+    name: str
+    level: Level
+    rule: str = ""
+    """The rule that claims it; empty for one that was found."""
+    kind: str = ""
+    """training, inference, interactive or idle, if declared."""
+    enforce: bool = False
+    """Whether it may be held back at all (a found tenant only where the operator said so)."""
+    limits: Limits = Limits()
+    places: tuple[Place, ...] = ()
+    seats: tuple[Seat, ...] = ()
+    processes: tuple[Process, ...] = ()
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the cards its processes have contexts on, sorted."""
+    users: tuple[str, ...] = ()
+    since: float = 0.0
+    """Monotonic seconds at which it was first seen."""
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """All there is. `None` where it could not be read, which is not the same as empty."""
+
+    gpus: tuple[Gpu, ...] | None = None
+    gpu_processes: tuple[GpuProcess, ...] | None = None
+    tenants: tuple[Tenant, ...] | None = None
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        return next((g for g in self.gpus or () if g.uuid == uuid), None)
+
+    def tenant(self, name: str) -> Tenant | None:
+        return next((t for t in self.tenants or () if t.name == name), None)
+
+    def on_card(self, uuid: str) -> tuple[Tenant, ...]:
+        """Tenants with a process on this card."""
+        return tuple(t for t in self.tenants or () if uuid in t.gpus)

@@ -1,0 +1,159 @@
+"""What is wished, what became of it, what is told, and what people may ask for."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from gpuagent.model.inventory import Subject
+from gpuagent.model.state import Event, KnobKey, NodeState, Outcome, Result
+from gpuagent.model.vocab import Knob
+
+Mode = Literal["observe", "enforce"]
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    """Why a setting is reported but not tried."""
+
+    result: Result
+    why: str
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """A wish for one knob, with the reason that led to it."""
+
+    knob: Knob
+    subject: Subject
+    value: float
+    why: str
+    """One sentence for the operator, numbers included."""
+    rule: str
+    """The policy and the cause: "backpressure/memory", "power/budget"."""
+    numbers: tuple[tuple[str, float], ...] = ()
+    """The readings that led to it, by name, in base units."""
+    blocked: Blocked | None = None
+    """Set where the lever is known not to be usable here: reported, never tried."""
+
+    @property
+    def key(self) -> KnobKey:
+        return (self.knob, self.subject)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """At most one setting per knob and subject. What is absent is put back."""
+
+    settings: tuple[Setting, ...] = ()
+
+    def by_key(self) -> dict[KnobKey, Setting]:
+        return {s.key: s for s in self.settings}
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """How far a tenant is held back, for people; derived from a policy's memory."""
+
+    tenant: str
+    share: float
+    """Between the tenant's floor and 1."""
+    rung: str
+    """Family of the knob in use; empty while not held back."""
+    cause: str
+    why: str
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """A condition that calls for relief, and since when it has held."""
+
+    kind: str
+    """memory, temperature, power, cpu, latency."""
+    subject: Subject
+    since: float
+    why: str
+    numbers: tuple[tuple[str, float], ...] = ()
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What one policy makes of a state."""
+
+    settings: tuple[Setting, ...] = ()
+    holds: tuple[Hold, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+class Posture(msgspec.Struct, frozen=True):
+    """What the agent may do now, and why."""
+
+    mode: Mode
+    """As configured."""
+    paused: bool = False
+    released: bool = False
+    """Driver handles let go on request."""
+    demoted: str = ""
+    """Why it observes although configured to enforce (third crash); empty otherwise."""
+    config_path: str = ""
+    config_error: str = ""
+    """Why the file as it stands is not in force; empty while it is."""
+    config_loaded_wall: float = 0.0
+
+    @property
+    def acts(self) -> bool:
+        """Whether anything on the host may be changed."""
+        return self.mode == "enforce" and not self.paused and not self.demoted
+
+
+class LoopStats(msgspec.Struct, frozen=True):
+    """The loop's own health."""
+
+    ticks: int = 0
+    tick_seconds: float = 0.0
+    """Duration of the last tick."""
+    lag_seconds: float = 0.0
+    """How late the last tick began."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """One immutable picture of everything, which all readers share."""
+
+    state: NodeState
+    posture: Posture
+    plan: Plan = Plan()
+    outcomes: Mapping[KnobKey, Outcome] = msgspec.field(default_factory=dict)
+    holds: tuple[Hold, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    actions: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
+    """Actions since start by (knob, result)."""
+    events: tuple[Event, ...] = ()
+    """The latest, bounded, oldest first."""
+    stats: LoopStats = LoopStats()
+
+
+# -- what people may ask for: drained by the next tick ------------------------------------------------
+
+
+class Pause(msgspec.Struct, frozen=True, tag="pause"):
+    """Put everything back and only observe, until `Unpause`."""
+
+    by: str
+
+
+class Unpause(msgspec.Struct, frozen=True, tag="unpause"):
+    by: str
+
+
+class Reload(msgspec.Struct, frozen=True, tag="reload"):
+    """Read the configuration file again."""
+
+    by: str
+
+
+class ReleaseGpus(msgspec.Struct, frozen=True, tag="release"):
+    """Close every driver handle, so that MIG can be changed or the driver unloaded."""
+
+    by: str
+
+
+class ResumeGpus(msgspec.Struct, frozen=True, tag="resume"):
+    by: str
+
+
+Command = Pause | Unpause | Reload | ReleaseGpus | ResumeGpus

@@ -1,0 +1,290 @@
+"""What is known: readings that expire, the node's state, its history, and `fold`."""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from gpuagent.model.inventory import Gpu, GpuProcess, Inventory, Subject, Tenant
+from gpuagent.model.vocab import SIGNALS, Knob, Signal
+
+
+class Instant(msgspec.Struct, frozen=True):
+    """One moment on every clock the agent uses."""
+
+    mono: float
+    """Monotonic seconds: all intervals are differences of these."""
+    wall: float
+    """Seconds since the epoch; may jump."""
+    utc_offset: float = 0.0
+    """Seconds east of UTC, for schedules in local time."""
+
+
+Key = tuple[Signal, Subject, tuple[str, ...]]
+"""Names one reading: signal, subject, and the values of the signal's dimensions."""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """A value somebody measured, in the unit the signal's name ends in."""
+
+    signal: Signal
+    subject: Subject
+    value: float
+    at: float
+    """Monotonic seconds of the measurement, not of its arrival."""
+    exact: bool = True
+    """False for an estimate."""
+    dims: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return (self.signal, self.subject, self.dims)
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened once: an XID, a process's first use of a card, a change of health."""
+
+    kind: str
+    at: float
+    text: str
+    subject: Subject | None = None
+    numbers: tuple[tuple[str, float], ...] = ()
+
+
+class Sensed(msgspec.Struct, frozen=True):
+    """What one sensor has to say. `None` in an inventory part means: nothing said about it."""
+
+    readings: tuple[Reading, ...] = ()
+    gpus: tuple[Gpu, ...] | None = None
+    gpu_processes: tuple[GpuProcess, ...] | None = None
+    tenants: tuple[Tenant, ...] | None = None
+    events: tuple[Event, ...] = ()
+
+
+class Health(msgspec.Struct, frozen=True):
+    """How a sensor or an actuator fares."""
+
+    name: str
+    up: bool | None
+    """None until it has been asked once."""
+    why: str = ""
+    """The reason it is down, for the operator; empty while up."""
+    last_success: float | None = None
+    """Monotonic seconds."""
+    seconds: float = 0.0
+    """How long the last reading took."""
+    failures: int = 0
+
+
+Result = Literal[
+    "applied", "in flight", "pending", "would", "refused", "gone", "ineffective", "contested"
+]
+RESULTS: tuple[Result, ...] = (
+    "applied",
+    "in flight",
+    "pending",
+    "would",
+    "refused",
+    "gone",
+    "ineffective",
+    "contested",
+)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a setting."""
+
+    knob: Knob
+    subject: Subject
+    wanted: float | None
+    """None where the original is being put back."""
+    real: float | None
+    """As last read back; None where it never was."""
+    original: float | None
+    """What it was before our first write; None while it is not ours."""
+    result: Result
+    why: str
+    at: float
+
+
+KnobKey = tuple[Knob, Subject]
+
+
+class Series:
+    """A ring of (time, value) pairs in 16 bytes each: the newest `size`, at least `gap` apart."""
+
+    __slots__ = ("_at", "_count", "_gap", "_next", "_value")
+
+    def __init__(self, size: int, gap: float) -> None:
+        self._at = array("d", bytes(8 * size))
+        self._value = array("d", bytes(8 * size))
+        self._gap = gap
+        self._next = 0
+        self._count = 0
+
+    def add(self, at: float, value: float) -> None:
+        """Append; a pair closer than `gap` to the one before, or older than it, is dropped."""
+        if self._count and at - self._at[self._next - 1] < self._gap:
+            return
+        self._at[self._next] = at
+        self._value[self._next] = value
+        self._next = (self._next + 1) % len(self._at)
+        self._count = min(self._count + 1, len(self._at))
+
+    def since(self, start: float) -> list[tuple[float, float]]:
+        """Pairs at or after `start`, oldest first."""
+        size = len(self._at)
+        first = (self._next - self._count) % size
+        order = ((first + i) % size for i in range(self._count))
+        return [(self._at[i], self._value[i]) for i in order if self._at[i] >= start]
+
+    @property
+    def newest(self) -> float:
+        return self._at[self._next - 1] if self._count else float("-inf")
+
+
+class History:
+    """Bounded memory of the signals that keep one: 5 Hz for a minute, one in ten seconds for an hour.
+
+    Each series costs 2 x (300 + 360) x 8 bytes = 10.3 KiB; there are never more than `limit`
+    series, the longest silent goes first. Owned by `fold`; others take copies through `window`.
+    """
+
+    FINE = (300, 0.19)
+    COARSE = (360, 9.9)
+
+    def __init__(self, limit: int = 1000) -> None:
+        self._limit = limit
+        self._series: dict[Key, tuple[Series, Series]] = {}
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def add(self, reading: Reading) -> None:
+        pair = self._series.get(reading.key)
+        if pair is None:
+            if len(self._series) >= self._limit:
+                del self._series[min(self._series, key=lambda k: self._series[k][0].newest)]
+            pair = self._series[reading.key] = (Series(*self.FINE), Series(*self.COARSE))
+        for series in pair:
+            series.add(reading.at, reading.value)
+
+    def window(
+        self, signal: Signal, subject: Subject, start: float, dims: tuple[str, ...] = ()
+    ) -> list[tuple[float, float]]:
+        """(monotonic seconds, value) since `start`, oldest first; coarse where fine has ended."""
+        pair = self._series.get((signal, subject, dims))
+        if pair is None:
+            return []
+        fine = pair[0].since(start)
+        edge = fine[0][0] if fine else float("inf")
+        return [p for p in pair[1].since(start) if p[0] < edge] + fine
+
+    def forget(self, before: float) -> None:
+        """Drop series whose newest value is older than `before`."""
+        for key in [k for k, (_, coarse) in self._series.items() if coarse.newest < before]:
+            del self._series[key]
+
+
+class NodeState:
+    """Everything known at one instant. Not changed after `fold` has returned it.
+
+    `history` is the one part that is shared between successive states: it only ever grows at its
+    end, so a state must not be asked for windows once a later one exists.
+    """
+
+    __slots__ = ("events", "health", "history", "inventory", "now", "outcomes", "readings")
+
+    def __init__(
+        self,
+        now: Instant,
+        *,
+        inventory: Inventory | None = None,
+        readings: Mapping[Key, Reading] | None = None,
+        outcomes: Mapping[KnobKey, Outcome] | None = None,
+        health: Mapping[str, Health] | None = None,
+        events: tuple[Event, ...] = (),
+        history: History | None = None,
+    ) -> None:
+        self.now = now
+        self.inventory = inventory if inventory is not None else Inventory()
+        self.readings: Mapping[Key, Reading] = readings if readings is not None else {}
+        self.outcomes: Mapping[KnobKey, Outcome] = outcomes if outcomes is not None else {}
+        self.health: Mapping[str, Health] = health if health is not None else {}
+        self.events = events
+        """What happened since the state before."""
+        self.history = history if history is not None else History()
+
+    def reading(
+        self, signal: Signal, subject: Subject, dims: tuple[str, ...] = ()
+    ) -> Reading | None:
+        """The reading, or None when missing or older than its signal allows."""
+        found = self.readings.get((signal, subject, dims))
+        if found is None or self.now.mono - found.at > signal.expires:
+            return None
+        return found
+
+    def fresh(self, signal: Signal, subject: Subject, dims: tuple[str, ...] = ()) -> float | None:
+        """The value, or None when missing or stale. Never zero for unknown."""
+        found = self.reading(signal, subject, dims)
+        return None if found is None else found.value
+
+    def live(self) -> Iterator[Reading]:
+        """All readings that have not expired."""
+        now = self.now.mono
+        return (r for r in self.readings.values() if now - r.at <= r.signal.expires)
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """The input of one tick: with the frames before it, it determines the state and the plan."""
+
+    now: Instant
+    sensed: tuple[Sensed, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    health: tuple[Health, ...] = ()
+
+
+_LONGEST = max(s.expires for s in SIGNALS if s.expires != float("inf"))
+_FORGET_AFTER = 3600.0
+
+
+def fold(state: NodeState, frame: Frame) -> NodeState:
+    """The state after `frame`. Pure but for `history`, which moves on to the new state."""
+    readings = _merge_readings(state, frame)
+    history = state.history
+    for sensed in frame.sensed:
+        for reading in sensed.readings:
+            if reading.signal.history:
+                history.add(reading)
+    history.forget(frame.now.mono - _FORGET_AFTER)
+    return NodeState(
+        frame.now,
+        inventory=_merge_inventory(state.inventory, frame.sensed),
+        readings=readings,
+        outcomes={(o.knob, o.subject): o for o in frame.outcomes},
+        health={**state.health, **{h.name: h for h in frame.health}},
+        events=tuple(e for s in frame.sensed for e in s.events),
+        history=history,
+    )
+
+
+def _merge_readings(state: NodeState, frame: Frame) -> dict[Key, Reading]:
+    """Newest of each key; what has expired for good is dropped, so that memory is bounded."""
+    now = frame.now.mono
+    merged = {k: r for k, r in state.readings.items() if now - r.at <= r.signal.expires}
+    for sensed in frame.sensed:
+        for reading in sensed.readings:
+            known = merged.get(reading.key)
+            if known is None or known.at <= reading.at:
+                merged[reading.key] = reading
+    return merged
+
+
+def _merge_inventory(known: Inventory, sensed: Iterable[Sensed]) -> Inventory:
+    gpus, processes, tenants = known.gpus, known.gpu_processes, known.tenants
+    for said in sensed:
+        gpus = said.gpus if said.gpus is not None else gpus
+        processes = said.gpu_processes if said.gpu_processes is not None else processes
+        tenants = said.tenants if said.tenants is not None else tenants
+    return Inventory(gpus=gpus, gpu_processes=processes, tenants=tenants)

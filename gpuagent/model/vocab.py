@@ -1,0 +1,341 @@
+"""Every signal we can read and every knob we can turn, one declaration each.
+
+A declaration *is* the registration of its metric: the name (without the `gpuagent_` prefix) ends in
+its base unit, `on` and `dims` give the labels, `kind` the metric type, `expires` the age at which a
+reading stops being true. For a knob it also says which direction is the safer one, how small a
+difference is none, and what becomes of the setting on a stop, after a crash and on stale input
+(the table in DESIGN 2).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum, unique
+from typing import Literal
+
+
+@unique
+class On(StrEnum):
+    """What a subject is."""
+
+    NODE = "node"
+    GPU = "gpu"
+    MIG = "mig"
+    TENANT = "tenant"
+    TENANT_GPU = "tenant_gpu"
+    CGROUP = "cgroup"
+
+
+Kind = Literal["gauge", "counter"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Signal:
+    """Something that can be read. Compared by identity: each is declared once, below."""
+
+    name: str
+    on: tuple[On, ...]
+    help: str
+    kind: Kind = "gauge"
+    dims: tuple[str, ...] = ()
+    expires: float = 5.0
+    history: bool = False
+    """Whether `History` keeps a ring of it."""
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+@unique
+class Fate(StrEnum):
+    """What becomes of a knob we have turned."""
+
+    PUT_BACK = "put back"
+    """The original value is restored."""
+    HOLD = "hold"
+    """The value stays as it is; nothing new is wished."""
+    ADOPT = "adopt"
+    """The value stays and remains ours: the next decision starts from it."""
+    RELEASE = "release"
+    """Let go slowly, as a recovery would."""
+    AS_CONFIGURED = "as configured"
+    """Kept if the operator says so (`power.keep_on_stop`), else put back."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Knob:
+    """Something that can be turned. Compared by identity: each is declared once, below."""
+
+    name: str
+    on: On
+    unit: str
+    help: str
+    safer: Literal["min", "max"]
+    """Which of two wishes wins: the smaller or the larger value."""
+    deadband: float
+    """Differences below this, in `unit`, are none."""
+    family: str
+    """The configuration's name for knobs that are allowed or forbidden together."""
+    takes_effect: str
+    """When a new value begins to act."""
+    on_stop: Fate
+    on_crash: Fate
+    on_stale: Fate
+    on_rescue: Fate
+    """`restore` run by systemd after a crash, and the third crash in a row."""
+    budgeted: bool = False
+    """Whether a budget bounds the sum over all subjects: raises then wait for verified cuts."""
+
+    @property
+    def wanted_name(self) -> str:
+        return f"{self.name}_wanted_{self.unit}" if self.unit else f"{self.name}_wanted"
+
+    @property
+    def real_name(self) -> str:
+        return f"{self.name}_{self.unit}" if self.unit else self.name
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def safest(self, one: float, other: float) -> float:
+        return min(one, other) if self.safer == "min" else max(one, other)
+
+
+_GPU = (On.GPU,)
+_NODE = (On.NODE,)
+_SLICE = (On.GPU, On.MIG)
+_TENANT = (On.TENANT,)
+_TENANT_GPU = (On.TENANT_GPU,)
+
+# -- the node ---------------------------------------------------------------------------------------
+NODE_CPU_COUNT = Signal("node_cpus", _NODE, "Logical CPUs online.", expires=60)
+NODE_CPU_BUSY_RATIO = Signal(
+    "node_cpu_busy_ratio", _NODE, "Share of all CPU time not idle since the last reading."
+)
+NODE_CPU_PRESSURE_RATIO = Signal(
+    "node_cpu_pressure_ratio",
+    _NODE,
+    "Share of the last 10 s in which some runnable task waited for a CPU (PSI some avg10).",
+    history=True,
+)
+NODE_IO_PRESSURE_RATIO = Signal(
+    "node_io_pressure_ratio",
+    _NODE,
+    "Share of the last 10 s in which some task waited for I/O (PSI).",
+)
+NODE_MEMORY_PRESSURE_RATIO = Signal(
+    "node_memory_pressure_ratio",
+    _NODE,
+    "Share of the last 10 s in which some task waited for memory (PSI).",
+)
+NODE_MEMORY_TOTAL_BYTES = Signal("node_memory_total_bytes", _NODE, "Host memory.", expires=60)
+NODE_MEMORY_AVAILABLE_BYTES = Signal(
+    "node_memory_available_bytes", _NODE, "Host memory that can be had without swapping."
+)
+NODE_POWER_WATTS = Signal(
+    "node_gpu_power_watts",
+    _NODE,
+    "Board power of all GPUs together; absent unless every card was read.",
+    history=True,
+)
+
+# -- a card -----------------------------------------------------------------------------------------
+GPU_UTILIZATION_RATIO = Signal(
+    "gpu_utilization_ratio",
+    _GPU,
+    "Share of the driver's sampling window in which some kernel ran (not how full the SMs were).",
+    history=True,
+)
+GPU_MEMORY_BUSY_RATIO = Signal(
+    "gpu_memory_busy_ratio",
+    _GPU,
+    "Share of the sampling window in which memory was read or written.",
+)
+GPU_MEMORY_TOTAL_BYTES = Signal(
+    "gpu_memory_total_bytes", _SLICE, "Device memory, reserved memory included.", expires=60
+)
+GPU_MEMORY_USED_BYTES = Signal(
+    "gpu_memory_used_bytes", _SLICE, "Device memory allocated.", history=True
+)
+GPU_MEMORY_FREE_BYTES = Signal("gpu_memory_free_bytes", _SLICE, "Device memory not allocated.")
+GPU_MEMORY_RESERVED_BYTES = Signal(
+    "gpu_memory_reserved_bytes", _SLICE, "Device memory the driver keeps for itself."
+)
+GPU_POWER_WATTS = Signal(
+    "gpu_power_watts",
+    _GPU,
+    "Board power, averaged over one second where the card does.",
+    history=True,
+)
+GPU_POWER_INSTANT_WATTS = Signal("gpu_power_instant_watts", _GPU, "Board power, momentary.")
+GPU_POWER_LIMIT_WATTS = Signal(
+    "gpu_power_limit_watts", _GPU, "Power limit as set on the card.", expires=15
+)
+GPU_POWER_LIMIT_ENFORCED_WATTS = Signal(
+    "gpu_power_limit_enforced_watts",
+    _GPU,
+    "Power limit in force, the lowest of all limiters.",
+    expires=15,
+)
+GPU_TEMPERATURE_CELSIUS = Signal(
+    "gpu_temperature_celsius", _GPU, "Temperature of the GPU die.", history=True
+)
+GPU_MEMORY_TEMPERATURE_CELSIUS = Signal(
+    "gpu_memory_temperature_celsius", _GPU, "Temperature of the device memory."
+)
+GPU_CLOCK_HERTZ = Signal(
+    "gpu_clock_hertz", _GPU, "Current clock of a domain.", dims=("domain",), expires=15
+)
+GPU_THROTTLED = Signal(
+    "gpu_throttled",
+    _GPU,
+    "1 while the driver holds clocks down for this reason, else 0.",
+    dims=("reason",),
+)
+GPU_ENERGY_JOULES = Signal(
+    "gpu_energy_joules_total", _GPU, "Energy used since the driver was loaded.", kind="counter"
+)
+GPU_ECC_ERRORS = Signal(
+    "gpu_ecc_errors_total",
+    _GPU,
+    "ECC errors since the driver was loaded.",
+    kind="counter",
+    dims=("type",),
+    expires=60,
+)
+GPU_REMAPPED_ROWS = Signal(
+    "gpu_remapped_rows", _GPU, "Memory rows remapped, by cause.", dims=("cause",), expires=60
+)
+GPU_ROW_REMAP_PENDING = Signal(
+    "gpu_row_remap_pending", _GPU, "1 if a remapping waits for a reset.", expires=60
+)
+GPU_ROW_REMAP_FAILED = Signal(
+    "gpu_row_remap_failed", _GPU, "1 if a remapping has failed.", expires=60
+)
+GPU_PCIE_BYTES_PER_SECOND = Signal(
+    "gpu_pcie_bytes_per_second",
+    _GPU,
+    "PCIe throughput over the driver's 20 ms window.",
+    dims=("direction",),
+    expires=15,
+)
+GPU_PCIE_REPLAYS = Signal(
+    "gpu_pcie_replays_total", _GPU, "PCIe replays.", kind="counter", expires=60
+)
+GPU_NVLINK_BYTES = Signal(
+    "gpu_nvlink_bytes_total",
+    _GPU,
+    "NVLink data moved over all links.",
+    kind="counter",
+    dims=("direction",),
+    expires=15,
+)
+GPU_XID_ERRORS = Signal(
+    "gpu_xid_errors_total",
+    _GPU,
+    "XID errors seen since the agent started, each once, from NVML and the kernel log.",
+    kind="counter",
+    dims=("xid",),
+    expires=float("inf"),
+)
+GPU_XID_LAST_SECONDS = Signal(
+    "gpu_xid_last_timestamp_seconds",
+    _GPU,
+    "Wall-clock time of the last XID of this code.",
+    dims=("xid",),
+    expires=float("inf"),
+)
+
+# -- a tenant on a card -----------------------------------------------------------------------------
+TENANT_GPU_MEMORY_BYTES = Signal(
+    "tenant_gpu_memory_bytes",
+    _TENANT_GPU,
+    "Device memory of the tenant's processes on this card.",
+    expires=15,
+    history=True,
+)
+TENANT_GPU_UTILIZATION_RATIO = Signal(
+    "tenant_gpu_utilization_ratio",
+    _TENANT_GPU,
+    "Share of time in which kernels of the tenant ran, as the driver attributes it to processes.",
+    expires=15,
+    history=True,
+)
+TENANT_GPU_PROCESSES = Signal(
+    "tenant_gpu_processes", _TENANT_GPU, "Processes of the tenant on this card.", expires=15
+)
+
+# -- a tenant on the host ---------------------------------------------------------------------------
+TENANT_PROCESSES = Signal("tenant_processes", _TENANT, "Processes of the tenant.", expires=15)
+TENANT_CPU_CORES = Signal(
+    "tenant_cpu_cores", _TENANT, "CPU time used per second, in cores.", history=True
+)
+TENANT_CPU_THROTTLED_RATIO = Signal(
+    "tenant_cpu_throttled_ratio", _TENANT, "Share of time in which cpu.max held the tenant back."
+)
+TENANT_CPU_PRESSURE_RATIO = Signal(
+    "tenant_cpu_pressure_ratio",
+    _TENANT,
+    "PSI some avg10 of the tenant's cgroups, the worst of them.",
+)
+TENANT_HOST_MEMORY_BYTES = Signal(
+    "tenant_host_memory_bytes", _TENANT, "Host memory charged to the tenant's cgroups."
+)
+
+# -- a control group of a tenant: what its files say now, ours or not ---------------------------------
+CGROUP_CPU_WEIGHT = Signal(
+    "cgroup_cpu_weight", (On.CGROUP,), "cpu.weight as read (1 to 10000, default 100)."
+)
+CGROUP_CPU_MAX_CORES = Signal(
+    "cgroup_cpu_max_cores", (On.CGROUP,), "cpu.max as read, in cores; +Inf when unlimited."
+)
+
+SIGNALS: tuple[Signal, ...] = tuple(v for v in list(globals().values()) if isinstance(v, Signal))
+
+# -- knobs --------------------------------------------------------------------------------------------
+CPU_WEIGHT = Knob(
+    "cgroup_cpu_weight",
+    on=On.CGROUP,
+    unit="",
+    help="cpu.weight: matters only while CPUs are contended, and only among siblings.",
+    safer="min",
+    deadband=1,
+    family="cpu_weight",
+    takes_effect="at once",
+    on_stop=Fate.PUT_BACK,
+    on_crash=Fate.PUT_BACK,
+    on_stale=Fate.RELEASE,
+    on_rescue=Fate.PUT_BACK,
+)
+CPU_MAX = Knob(
+    "cgroup_cpu_max",
+    on=On.CGROUP,
+    unit="cores",
+    help="cpu.max: slows the threads that submit kernels; does little to a tenant of big graphs.",
+    safer="min",
+    deadband=0.01,
+    family="cpu_max",
+    takes_effect="at once",
+    on_stop=Fate.PUT_BACK,
+    on_crash=Fate.PUT_BACK,
+    on_stale=Fate.RELEASE,
+    on_rescue=Fate.PUT_BACK,
+)
+POWER_LIMIT = Knob(
+    "gpu_power_limit",
+    on=On.GPU,
+    unit="watts",
+    help="Board power limit: slows the whole card, every tenant on it.",
+    safer="min",
+    deadband=5,
+    family="power_limit",
+    takes_effect="within 10 to 500 ms",
+    on_stop=Fate.AS_CONFIGURED,
+    on_crash=Fate.ADOPT,
+    on_stale=Fate.HOLD,
+    on_rescue=Fate.HOLD,
+    budgeted=True,
+)
+
+KNOBS: tuple[Knob, ...] = (CPU_WEIGHT, CPU_MAX, POWER_LIMIT)
+
+SIGNAL: dict[str, Signal] = {s.name: s for s in SIGNALS}
+KNOB: dict[str, Knob] = {k.name: k for k in KNOBS}
