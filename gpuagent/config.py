@@ -19,10 +19,13 @@ Watts = Annotated[float, Meta(extra={"quantity": "watts"})]
 Ratio = Annotated[float, Meta(extra={"quantity": "ratio"})]
 Cores = Annotated[float, Meta(gt=0)]
 Celsius = Annotated[float, Meta(ge=0, le=150)]
-AbsolutePath = Annotated[str, Meta(pattern="^/", extra={"quantity": "path"})]
+AbsolutePath = Annotated[str, Meta(pattern="^/", max_length=4095, extra={"quantity": "path"})]
+# No colon: names with one ("unit:foo.service") are those the agent gives to what it finds.
 Name = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/-]{0,62}$", extra={"quantity": "name"})
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/-]{0,62}$", extra={"quantity": "name"})
 ]
+Pattern = Annotated[str, Meta(max_length=1024)]
+"""Shell-style, compared with the whole text: `train-*.scope`."""
 Sla = Annotated[Level, Meta(extra={"quantity": "sla"})]
 """Written "L1", "L2" or "L3"."""
 Kind = Literal["", "training", "inference", "interactive", "idle"]
@@ -39,16 +42,16 @@ class Paths(msgspec.Struct, frozen=True):
     """Mount point of cgroup v2."""
     kernel_log: AbsolutePath = "/dev/kmsg"
     """Kernel log in which to look for XIDs that NVML never reports."""
-    nvml_library: str = ""
+    nvml_library: Annotated[str, Meta(max_length=4095)] = ""
     """libnvidia-ml.so.1 to load; empty for the one the dynamic linker finds."""
 
 
 class Api(msgspec.Struct, frozen=True):
     """Who may talk to the agent. Read at start only."""
 
-    group: str = "gpuagent"
+    group: Annotated[str, Meta(max_length=32)] = "gpuagent"
     """Members of this group may do over the socket what root may; empty for root only."""
-    metrics_listen: str = "127.0.0.1:9485"
+    metrics_listen: Annotated[str, Meta(extra={"quantity": "address"})] = "127.0.0.1:9485"
     """Loopback address for /metrics, /healthz and /readyz; empty for none."""
 
 
@@ -56,17 +59,17 @@ class Log(msgspec.Struct, frozen=True):
     """What is logged, and how."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severity that is logged."""
+    """Least severity that is logged: debug, info, warning or error."""
     format: Literal["auto", "json", "text"] = "auto"
-    """auto is text on a terminal and json elsewhere."""
+    """json, text, or auto, which is text on a terminal and json elsewhere."""
 
 
 class Nvml(msgspec.Struct, frozen=True):
     """How the driver is read."""
 
-    sample_interval: Annotated[Seconds, Meta(ge=0.05, le=10)] = 0.2
+    sample_interval: Annotated[Seconds, Meta(ge=0.05, le=2)] = 0.2
     """Between samples of the cheap fields: utilisation, memory, power, temperature."""
-    process_interval: Annotated[Seconds, Meta(ge=0.5, le=60)] = 2.0
+    process_interval: Annotated[Seconds, Meta(ge=0.5, le=5)] = 2.0
     """Between process lists, which cost milliseconds of the driver's lock each."""
     slow_interval: Annotated[Seconds, Meta(ge=1, le=600)] = 15.0
     """Between identity, limits, ECC, remapped rows and counters of links."""
@@ -133,9 +136,9 @@ class Backpressure(msgspec.Struct, frozen=True):
 class Power(msgspec.Struct, frozen=True):
     """Power budget of all GPUs together."""
 
-    budget: Watts | None = None
+    budget: Annotated[Watts, Meta(gt=0)] | None = None
     """Watts for all cards together; leave out for none."""
-    panel: Watts | None = None
+    panel: Annotated[Watts, Meta(gt=0)] | None = None
     """Rating of the rack panel, of which budget_fraction is the budget."""
     budget_fraction: Annotated[Ratio, Meta(gt=0)] | None = None
     """Share of panel that these GPUs may use."""
@@ -159,19 +162,19 @@ class Power(msgspec.Struct, frozen=True):
 class Match(msgspec.Struct, frozen=True):
     """What a process must show to belong to a tenant: all that is given. Shell-style patterns."""
 
-    unit: str = ""
+    unit: Pattern = ""
     """systemd service or scope: triton.service, train-*.scope."""
-    cgroup: str = ""
+    cgroup: Pattern = ""
     """cgroup path: /system.slice/batch-*."""
-    container: str = ""
+    container: Pattern = ""
     """Container id, whole or a pattern."""
-    pod: str = ""
+    pod: Pattern = ""
     """Pod UID."""
-    slurm_job: str = ""
+    slurm_job: Pattern = ""
     """Slurm job id."""
-    user: str = ""
+    user: Pattern = ""
     """User name or number."""
-    exe: str = ""
+    exe: Pattern = ""
     """Path of the executable."""
 
 
@@ -190,7 +193,7 @@ class TenantRule(msgspec.Struct, frozen=True):
     """Whether it may be held back (never for L1)."""
     min_share: Annotated[Ratio, Meta(ge=0.05)] = 0.2
     """It is never held back below this share."""
-    memory_limit: Bytes | None = None
+    memory_limit: Annotated[Bytes, Meta(gt=0)] | None = None
     """Device memory it may use on one card: reported, and of its level the first held back above it."""
 
 
@@ -199,7 +202,7 @@ class Config(msgspec.Struct, frozen=True):
 
     mode: Literal["observe", "enforce"] = "observe"
     """observe changes nothing and says what it would do; enforce does it."""
-    tick: Annotated[Seconds, Meta(ge=0.1, le=10)] = 1.0
+    tick: Annotated[Seconds, Meta(ge=0.1, le=2)] = 1.0
     """Between two passes of the control loop; events make one come sooner."""
     paths: Paths = Paths()
     api: Api = Api()

@@ -6,14 +6,14 @@ of the host; `host/` implements them for the real one. Errors are those of `erro
 `Unsupported`, `Refused`, `Unavailable`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
 from gpuagent.model.inventory import Process, Subject
 from gpuagent.model.plan import Decision
-from gpuagent.model.state import Instant, NodeState, Sensed
+from gpuagent.model.state import Health, Instant, NodeState, Sensed
 from gpuagent.model.vocab import Knob
 
 Memory = TypeVar("Memory")
@@ -133,6 +133,23 @@ class Processes(Protocol):
 
     def table(self) -> Sequence[Process]:
         """Every process with a user-space part, kernel threads left out."""
+
+
+class ProcessEvents(Protocol):
+    """News of processes, sooner than polling brings it. Nothing depends on it."""
+
+    @property
+    def health(self) -> Health:
+        """Whether anything is heard, and why not."""
+
+    def watch(self, pids: Collection[int], matters: Callable[[int], bool] | None) -> None:
+        """Hear of the exits of `pids`, and of each exec for which `matters(pid)` holds.
+
+        None for no execs at all. `matters` is called on the loop and must be quick.
+        """
+
+    def take(self) -> list[tuple[int, Literal["exec", "exit"]]]:
+        """What was heard since the last call, in order; never waits. Some may be missing."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True):

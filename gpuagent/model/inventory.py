@@ -108,6 +108,9 @@ class GpuProcess(msgspec.Struct, frozen=True):
     memory_bytes: int | None
     """None where the driver does not say (some MIG and MPS set-ups)."""
     mig: str = ""
+    """UUID of the MIG instance it runs in; empty outside MIG."""
+    utilization_ratio: float | None = None
+    """Share of time in which its kernels ran, since the list before; None where the driver is silent."""
 
 
 class Process(msgspec.Struct, frozen=True):

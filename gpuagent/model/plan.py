@@ -78,6 +78,8 @@ class Decision(msgspec.Struct, frozen=True):
     holds: tuple[Hold, ...] = ()
     causes: tuple[Cause, ...] = ()
     events: tuple[Event, ...] = ()
+    look_again: float | None = None
+    """Monotonic seconds at which a condition may be complete: the loop ticks then."""
 
 
 class Posture(msgspec.Struct, frozen=True):

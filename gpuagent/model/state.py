@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpuagent.model.inventory import Gpu, GpuProcess, Inventory, Subject, Tenant
-from gpuagent.model.vocab import SIGNALS, Knob, Signal
+from gpuagent.model.vocab import Knob, Signal
 
 
 class Instant(msgspec.Struct, frozen=True):
@@ -134,10 +134,16 @@ class Series:
 
     def since(self, start: float) -> list[tuple[float, float]]:
         """Pairs at or after `start`, oldest first."""
-        size = len(self._at)
-        first = (self._next - self._count) % size
-        order = ((first + i) % size for i in range(self._count))
-        return [(self._at[i], self._value[i]) for i in order if self._at[i] >= start]
+        at, value = self._at, self._value
+        found: list[tuple[float, float]] = []
+        i = self._next - 1  # a negative index wraps, as a ring does
+        for _ in range(self._count):
+            if at[i] < start:
+                break
+            found.append((at[i], value[i]))
+            i -= 1
+        found.reverse()
+        return found
 
     @property
     def newest(self) -> float:
@@ -245,7 +251,6 @@ class Frame(msgspec.Struct, frozen=True):
     health: tuple[Health, ...] = ()
 
 
-_LONGEST = max(s.expires for s in SIGNALS if s.expires != float("inf"))
 _FORGET_AFTER = 3600.0
 
 
@@ -257,7 +262,8 @@ def fold(state: NodeState, frame: Frame) -> NodeState:
         for reading in sensed.readings:
             if reading.signal.history:
                 history.add(reading)
-    history.forget(frame.now.mono - _FORGET_AFTER)
+    if frame.now.mono // 60 != state.now.mono // 60:  # once a minute is often enough
+        history.forget(frame.now.mono - _FORGET_AFTER)
     return NodeState(
         frame.now,
         inventory=_merge_inventory(state.inventory, frame.sensed),

@@ -7,7 +7,6 @@ difference is none, and what becomes of the setting on a stop, after a crash and
 (the table in DESIGN 2).
 """
 
-from dataclasses import dataclass
 from enum import StrEnum, unique
 from typing import Literal
 
@@ -27,18 +26,32 @@ class On(StrEnum):
 Kind = Literal["gauge", "counter"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Signal:
     """Something that can be read. Compared by identity: each is declared once, below."""
 
-    name: str
-    on: tuple[On, ...]
-    help: str
-    kind: Kind = "gauge"
-    dims: tuple[str, ...] = ()
-    expires: float = 5.0
-    history: bool = False
-    """Whether `History` keeps a ring of it."""
+    __slots__ = ("dims", "expires", "help", "history", "kind", "name", "on")
+
+    def __init__(
+        self,
+        name: str,
+        on: tuple[On, ...],
+        help: str,  # noqa: A002  (the metric's own word for it)
+        *,
+        kind: Kind = "gauge",
+        dims: tuple[str, ...] = (),
+        expires: float = 5.0,
+        history: bool = False,
+    ) -> None:
+        self.name = name
+        self.on = on
+        self.help = help
+        self.kind = kind
+        self.dims = dims
+        """Names of the dimensions beside the subject."""
+        self.expires = expires
+        """Age in seconds at which a reading stops being true."""
+        self.history = history
+        """Whether `History` keeps a ring of it."""
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -60,29 +73,61 @@ class Fate(StrEnum):
     """Kept if the operator says so (`power.keep_on_stop`), else put back."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Knob:
     """Something that can be turned. Compared by identity: each is declared once, below."""
 
-    name: str
-    on: On
-    unit: str
-    help: str
-    safer: Literal["min", "max"]
-    """Which of two wishes wins: the smaller or the larger value."""
-    deadband: float
-    """Differences below this, in `unit`, are none."""
-    family: str
-    """The configuration's name for knobs that are allowed or forbidden together."""
-    takes_effect: str
-    """When a new value begins to act."""
-    on_stop: Fate
-    on_crash: Fate
-    on_stale: Fate
-    on_rescue: Fate
-    """`restore` run by systemd after a crash, and the third crash in a row."""
-    budgeted: bool = False
-    """Whether a budget bounds the sum over all subjects: raises then wait for verified cuts."""
+    __slots__ = (
+        "budgeted",
+        "deadband",
+        "family",
+        "help",
+        "name",
+        "on",
+        "on_crash",
+        "on_rescue",
+        "on_stale",
+        "on_stop",
+        "safer",
+        "takes_effect",
+        "unit",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        on: On,
+        unit: str,
+        help: str,  # noqa: A002  (the metric's own word for it)
+        safer: Literal["min", "max"],
+        deadband: float,
+        family: str,
+        takes_effect: str,
+        on_stop: Fate,
+        on_crash: Fate,
+        on_stale: Fate,
+        on_rescue: Fate,
+        budgeted: bool = False,
+    ) -> None:
+        self.name = name
+        self.on = on
+        self.unit = unit
+        self.help = help
+        self.safer = safer
+        """Which of two wishes wins: the smaller or the larger value."""
+        self.deadband = deadband
+        """Differences below this, in `unit`, are none."""
+        self.family = family
+        """The configuration's name for knobs that are allowed or forbidden together."""
+        self.takes_effect = takes_effect
+        """When a new value begins to act."""
+        self.on_stop = on_stop
+        self.on_crash = on_crash
+        self.on_stale = on_stale
+        self.on_rescue = on_rescue
+        """`restore` run by systemd after a crash, and the third crash in a row."""
+        self.budgeted = budgeted
+        """Whether a budget bounds the sum over all subjects: raises then wait for verified cuts."""
 
     @property
     def wanted_name(self) -> str:
@@ -281,6 +326,9 @@ TENANT_HOST_MEMORY_BYTES = Signal(
 )
 
 # -- a control group of a tenant: what its files say now, ours or not ---------------------------------
+CGROUP_CPU_CORES = Signal(
+    "cgroup_cpu_cores", (On.CGROUP,), "CPU time used per second, in cores.", history=True
+)
 CGROUP_CPU_WEIGHT = Signal(
     "cgroup_cpu_weight", (On.CGROUP,), "cpu.weight as read (1 to 10000, default 100)."
 )

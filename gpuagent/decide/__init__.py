@@ -1,0 +1,12 @@
+"""Pure decisions: states in, wishes out. No clock, I/O, logging, asyncio or randomness here."""
+
+from collections.abc import Callable
+from typing import Any
+
+from gpuagent.config import Config
+from gpuagent.decide.backpressure import Backpressure
+from gpuagent.decide.power import PowerBudget
+from gpuagent.ports import Policy
+
+POLICIES: tuple[Callable[[Config], Policy[Any]], ...] = (Backpressure, PowerBudget)
+"""Every policy there is, in the order in which they are asked. To add one, add it here."""

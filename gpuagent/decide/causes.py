@@ -1,0 +1,146 @@
+"""The conditions that call for relief: memory, temperature, host CPU pressure (DESIGN 5)."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from gpuagent.config import Backpressure
+from gpuagent.decide.sustained import Sustained, Verdict
+from gpuagent.model.inventory import NODE, Gpu, Subject, on_gpu
+from gpuagent.model.plan import Cause
+from gpuagent.model.state import NodeState
+from gpuagent.model.vocab import (
+    GPU_MEMORY_TOTAL_BYTES,
+    GPU_MEMORY_USED_BYTES,
+    GPU_TEMPERATURE_CELSIUS,
+    NODE_CPU_PRESSURE_RATIO,
+    Signal,
+)
+
+GROWTH_SECONDS = 10.0
+"""Window over which growth of memory is measured."""
+
+CauseKey = tuple[str, Subject]
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One look at a condition."""
+
+    kind: str
+    subject: Subject
+    at: float
+    verdict: Verdict
+    why: str
+    numbers: tuple[tuple[str, float], ...]
+
+
+def growth(state: NodeState, signal: Signal, subject: Subject) -> float | None:
+    """Newest minus lowest value of the last ten seconds; None with fewer than two values."""
+    window = state.history.window(signal, subject, state.now.mono - GROWTH_SECONDS)
+    return window[-1][1] - min(v for _, v in window) if len(window) > 1 else None
+
+
+def label(gpu: Gpu) -> str:
+    return f"GPU {gpu.index} ({gpu.uuid})"
+
+
+def look(state: NodeState, law: Backpressure) -> Iterator[Sample]:
+    """Every condition that can be judged now; what is unknown is left out."""
+    for gpu in state.inventory.gpus or ():
+        yield from _memory(state, law, gpu)
+        yield from _temperature(state, law, gpu)
+    yield from _cpu(state, law)
+
+
+def _memory(state: NodeState, law: Backpressure, gpu: Gpu) -> Iterator[Sample]:
+    """Over the mark *and* growing: a steady 90 % is how serving engines work."""
+    subject = on_gpu(gpu.uuid)
+    used = state.reading(GPU_MEMORY_USED_BYTES, subject)
+    total = state.fresh(GPU_MEMORY_TOTAL_BYTES, subject)
+    grown = growth(state, GPU_MEMORY_USED_BYTES, subject)
+    if used is None or not total or grown is None:
+        return
+    ratio = used.value / total
+    growing = grown >= law.memory_growth
+    if ratio >= law.memory_high and growing:
+        verdict = Verdict.HIGH
+    elif ratio <= law.memory_clear or not growing:
+        verdict = Verdict.CLEAR
+    else:
+        verdict = Verdict.BETWEEN
+    yield Sample(
+        "memory",
+        subject,
+        used.at,
+        verdict,
+        f"memory of {label(gpu)} at {ratio:.0%} (mark {law.memory_high:.0%}), "
+        f"{grown / 2**20:.0f} MiB more than within the last {GROWTH_SECONDS:.0f} s",
+        (
+            ("memory_used_bytes", used.value),
+            ("memory_total_bytes", total),
+            ("memory_growth_bytes", grown),
+        ),
+    )
+
+
+def _temperature(state: NodeState, law: Backpressure, gpu: Gpu) -> Iterator[Sample]:
+    subject = on_gpu(gpu.uuid)
+    read = state.reading(GPU_TEMPERATURE_CELSIUS, subject)
+    if read is not None:
+        yield Sample(
+            "temperature",
+            subject,
+            read.at,
+            _between(read.value, law.temperature_high, law.temperature_clear),
+            f"{label(gpu)} at {read.value:.0f} °C (mark {law.temperature_high:.0f} °C, "
+            f"clears at {law.temperature_clear:.0f} °C)",
+            (("temperature_celsius", read.value),),
+        )
+
+
+def _cpu(state: NodeState, law: Backpressure) -> Iterator[Sample]:
+    read = state.reading(NODE_CPU_PRESSURE_RATIO, NODE)
+    if read is not None:
+        yield Sample(
+            "cpu",
+            NODE,
+            read.at,
+            _between(read.value, law.cpu_pressure_high, law.cpu_pressure_clear),
+            f"tasks waited for a CPU in {read.value:.0%} of the time "
+            f"(mark {law.cpu_pressure_high:.0%}, clears at {law.cpu_pressure_clear:.0%})",
+            (("cpu_pressure_ratio", read.value),),
+        )
+
+
+def _between(value: float, high: float, clear: float) -> Verdict:
+    if value >= high:
+        return Verdict.HIGH
+    return Verdict.CLEAR if value <= clear else Verdict.BETWEEN
+
+
+class Watch(msgspec.Struct, frozen=True):
+    """What is remembered of every condition."""
+
+    seen: dict[CauseKey, Sustained] = {}
+
+    def look(
+        self, state: NodeState, law: Backpressure
+    ) -> tuple["Watch", tuple[Cause, ...], float | None]:
+        """The next memory, the causes that hold, and when to look again.
+
+        A condition that cannot be judged any more is forgotten: unknown is no cause.
+        """
+        now, span = state.now.mono, {"hold": law.hold, "within": law.within}
+        seen: dict[CauseKey, Sustained] = {}
+        causes: list[Cause] = []
+        due: list[float] = []
+        for sample in look(state, law):
+            key = (sample.kind, sample.subject)
+            held = self.seen.get(key, Sustained()).seen(now, sample.at, sample.verdict, **span)
+            seen[key] = held
+            if held.on:
+                causes.append(Cause(*key, held.since, sample.why, sample.numbers))
+            at = held.complete_at(now, **span)
+            if at is not None:
+                due.append(at)
+        return Watch(seen), tuple(causes), min(due, default=None)

@@ -1,0 +1,163 @@
+"""The rungs: which levers can relieve which cause, and the settings that a share means for each."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from gpuagent.config import Backpressure
+from gpuagent.model.inventory import Level, Seat, Tenant, on_cgroup, on_tenant
+from gpuagent.model.plan import Blocked, Cause, Setting
+from gpuagent.model.state import NodeState
+from gpuagent.model.vocab import (
+    CGROUP_CPU_CORES,
+    CGROUP_CPU_WEIGHT,
+    CPU_MAX,
+    CPU_WEIGHT,
+    TENANT_CPU_CORES,
+    Knob,
+    Signal,
+)
+
+RUNGS: dict[str, tuple[Knob, ...]] = {
+    "cpu": (CPU_WEIGHT, CPU_MAX),
+    "memory": (CPU_MAX,),
+    "temperature": (CPU_MAX,),
+}
+"""Levers on a tenant by the cause they can relieve, the gentlest first (DESIGN 5)."""
+
+_ORIGIN_SECONDS = 10.0
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What a tenant had before it was first held back: every share is a share of this."""
+
+    cores: dict[str, float]
+    """CPU used by each of its cgroups, the most within ten seconds, by path."""
+    weights: dict[str, float]
+    """cpu.weight of its cgroups and their ancestors, by path."""
+
+
+def origin(state: NodeState, tenant: Tenant) -> Origin:
+    cores: dict[str, float] = {}
+    weights: dict[str, float] = {}
+    for seat in tenant.seats:
+        used = _most(state, CGROUP_CPU_CORES, tenant.name, seat)
+        if used is None and len(tenant.seats) == 1:
+            used = state.fresh(TENANT_CPU_CORES, on_tenant(tenant.name))
+        if used is not None:
+            cores[seat.path] = used
+        for place in (seat, *seat.above):
+            weight = state.fresh(CGROUP_CPU_WEIGHT, on_cgroup(tenant.name, place.path, place.inode))
+            if weight is not None:
+                weights[place.path] = weight
+    return Origin(cores, weights)
+
+
+def _most(state: NodeState, signal: Signal, tenant: str, seat: Seat) -> float | None:
+    subject = on_cgroup(tenant, seat.path, seat.inode)
+    if state.fresh(signal, subject) is None:
+        return None
+    window = state.history.window(signal, subject, state.now.mono - _ORIGIN_SECONDS)
+    return max((v for _, v in window), default=None)
+
+
+class Pull(msgspec.Struct, frozen=True):
+    """One lever, pulled on one tenant to one share for one cause."""
+
+    knob: Knob
+    tenant: Tenant
+    share: float
+    origin: Origin
+    cause: Cause
+
+    def settings(self, protected: Iterable[Tenant], law: Backpressure) -> tuple[Setting, ...]:
+        """One setting for each cgroup of the tenant: to be tried, or blocked with the reason."""
+        if not self.tenant.seats:
+            return ()
+        make = self._cpu_max if self.knob is CPU_MAX else self._cpu_weight
+        guarded = tuple(protected)
+        return tuple(s for seat in self.tenant.seats for s in make(seat, guarded, law))
+
+    def _cpu_max(
+        self, seat: Seat, _protected: tuple[Tenant, ...], law: Backpressure
+    ) -> Iterator[Setting]:
+        used = self.origin.cores.get(seat.path)
+        blocked = None
+        if seat.refusal:
+            blocked = Blocked("refused", seat.refusal)
+        elif used is None:
+            blocked = Blocked("refused", "how much CPU it uses is not known, so no share of it is")
+        cores = max(law.min_cores, self.share * (used or 0.0))
+        yield self._setting(
+            seat,
+            cores,
+            f"cpu.max {cores:.2f} cores, {self.share:.0%} of the {used or 0:.2f} it used before",
+            blocked,
+        )
+
+    def _cpu_weight(
+        self, seat: Seat, protected: tuple[Tenant, ...], _law: Backpressure
+    ) -> Iterator[Setting]:
+        """At the ancestor just below the one it shares with each tenant to be protected."""
+        targets = {
+            target.path: target
+            for other in protected
+            for guarded in other.seats
+            if (target := below_common(seat, guarded)) is not None
+        }
+        if not targets:
+            yield self._setting(
+                seat,
+                1.0,
+                "cpu.weight",
+                Blocked("ineffective", "no more important tenant competes with it as a sibling"),
+            )
+        for target in targets.values():
+            original = self.origin.weights.get(target.path)
+            blocked = None
+            if target.refusal:
+                blocked = Blocked("refused", target.refusal)
+            elif original is None:
+                blocked = Blocked("ineffective", f"{target.path} has no cpu.weight to turn")
+            weight = max(1.0, float(round(self.share * (original or 100.0))))
+            yield self._setting(
+                target,
+                weight,
+                f"cpu.weight {weight:.0f}, {self.share:.0%} of {original or 100:.0f}",
+                blocked,
+            )
+
+    def _setting(self, seat: Seat, value: float, what: str, blocked: Blocked | None) -> Setting:
+        return Setting(
+            self.knob,
+            on_cgroup(self.tenant.name, seat.path, seat.inode),
+            value,
+            why=f"{what}: {self.cause.why}; {self.tenant.name} is L{self.tenant.level.value}",
+            rule=f"backpressure/{self.cause.kind}",
+            numbers=(*self.cause.numbers, ("share", self.share)),
+            blocked=blocked,
+        )
+
+
+def below_common(seat: Seat, other: Seat) -> Seat | None:
+    """The seat or ancestor of it that is a sibling of the other's branch; None if there is none.
+
+    cpu.weight is compared among the children of one cgroup only, so this is the one place where
+    it decides between the two.
+    """
+    branch = (seat, *seat.above)
+    theirs = {other.path, *(s.path for s in other.above)}
+    if seat.path in theirs or other.path in {s.path for s in branch}:
+        return None
+    outside = [s for s in branch if s.path not in theirs]
+    return outside[-1]
+
+
+def protected_from(tenant: Tenant, tenants: Iterable[Tenant]) -> tuple[Tenant, ...]:
+    """Those that are more important."""
+    return tuple(t for t in tenants if t.level < tenant.level)
+
+
+def may_be_held(tenant: Tenant) -> bool:
+    """L1's own knobs are never touched; others only where the operator allows it."""
+    return tenant.enforce and tenant.level is not Level.L1

@@ -1,0 +1,70 @@
+"""One plan from the wishes of all policies: the safer direction wins, ranges hold, invariants too."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gpuagent.errors import AgentError
+from gpuagent.model.inventory import Level
+from gpuagent.model.plan import Plan, Setting
+from gpuagent.model.state import KnobKey, NodeState
+from gpuagent.model.vocab import POWER_LIMIT, On
+
+
+class Violation(AgentError):
+    """A plan breaks an invariant. That is a bug in a policy, and ends the process (DESIGN 9)."""
+
+
+def merge(wishes: Iterable[Setting], state: NodeState) -> Plan:
+    """At most one setting per knob and subject, in a stable order.
+
+    Of several wishes the one in the knob's safer direction wins; a wish that can be tried wins over
+    one that is only reported. Raises Violation if the result touches an L1 tenant's own knobs.
+    """
+    chosen: dict[KnobKey, Setting] = {}
+    for wish in wishes:
+        known = chosen.get(wish.key)
+        chosen[wish.key] = wish if known is None else _stronger(known, wish)
+    settings = (_in_range(s, state) for s in chosen.values())
+    plan = Plan(tuple(sorted(settings, key=lambda s: (s.knob.name, s.subject))))
+    check(plan, state)
+    return plan
+
+
+def _stronger(one: Setting, other: Setting) -> Setting:
+    if (one.blocked is None) != (other.blocked is None):
+        return one if one.blocked is None else other
+    return one if one.knob.safest(one.value, other.value) == one.value else other
+
+
+def _in_range(setting: Setting, state: NodeState) -> Setting:
+    """Within the card's legal range of power limits."""
+    if setting.knob is not POWER_LIMIT:
+        return setting
+    gpu = state.inventory.gpu(setting.subject.gpu)
+    if gpu is None:
+        return setting
+    low = gpu.power_min_watts if gpu.power_min_watts is not None else setting.value
+    high = gpu.power_max_watts if gpu.power_max_watts is not None else setting.value
+    value = min(max(setting.value, low), high)
+    return setting if value == setting.value else msgspec.structs.replace(setting, value=value)
+
+
+def check(plan: Plan, state: NodeState) -> None:
+    """Raise Violation where the plan would turn a knob that acts on an L1 tenant's processes."""
+    protected = {
+        seat.path: t.name
+        for t in state.inventory.tenants or ()
+        if t.level is Level.L1
+        for seat in t.seats
+    }
+    for setting in plan.settings:
+        if setting.knob.on is not On.CGROUP or setting.blocked is not None:
+            continue
+        below = setting.subject.cgroup.rstrip("/") + "/"
+        for path, name in protected.items():
+            if (path + "/").startswith(below):
+                raise Violation(
+                    f"{setting.rule} would turn {setting.knob.name} at {setting.subject.cgroup}, "
+                    f"where {name} (L1) lives"
+                )

@@ -1,0 +1,1 @@
+"""The tests of gpuagent, laid out as the package is."""

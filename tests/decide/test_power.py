@@ -1,0 +1,196 @@
+"""The node's power budget: who gets what, and that the sum is kept."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuagent.config import Config, Power
+from gpuagent.decide.allocate import Claim, allocate
+from gpuagent.decide.power import PowerBudget
+from gpuagent.model.inventory import Level, on_gpu
+from gpuagent.model.state import Outcome
+from gpuagent.model.vocab import GPU_POWER_LIMIT_WATTS, GPU_POWER_WATTS, POWER_LIMIT
+from tests.decide.world import World, gpu, tenant
+
+A, B = "GPU-a", "GPU-b"
+
+
+def node(budget: float | None) -> World:
+    cards = [gpu(A, 0), gpu(B, 1)]
+    tenants = [tenant("serve", Level.L1, gpus=[A]), tenant("train", gpus=[B])]
+    power = Power(budget=budget)
+    return World(PowerBudget(Config(power=power)), gpus=cards, tenants=tenants)
+
+
+def limits(w: World) -> dict[str, float]:
+    return {s.subject.gpu: s.value for s in w.decision.settings}
+
+
+def test_without_a_budget_nothing_is_limited() -> None:
+    assert node(None).step().settings == ()
+
+
+def test_a_budget_that_holds_anyhow_limits_nothing() -> None:
+    assert node(1400).step().settings == ()
+
+
+def test_level_one_gets_its_demand_before_level_three() -> None:
+    w = node(1000)
+    w.card(A, watts=500)
+    w.card(B, watts=690)
+    w.step()
+    assert limits(w) == {A: pytest.approx(550), B: pytest.approx(450)}
+    assert "1000 W node budget" in w.decision.settings[0].why
+
+
+def test_a_card_at_its_limit_may_want_more_than_it_shows() -> None:
+    w = node(1000)
+    w.card(A, watts=500)
+    w.card(B, watts=690)
+    w.step()
+    w.card(A, watts=548)
+    w.card(B, watts=450)
+    w.run(11)
+    assert limits(w) == {A: pytest.approx(700), B: pytest.approx(300)}
+
+
+def test_limits_stand_for_the_dwell_whatever_the_draw() -> None:
+    w = node(1000)
+    seen = []
+    for i in range(10):
+        w.card(A, watts=100 + 50 * (i % 7))
+        w.step()
+        seen.append(tuple(limits(w).values()))
+    assert len(set(seen)) == 1
+
+
+def test_a_new_card_is_answered_at_once() -> None:
+    w = node(1000)
+    w.step()
+    before = sum(limits(w).values())
+    third = gpu("GPU-c", 2)
+    w.gpus = (*w.gpus, third)
+    w.card("GPU-c", watts=80, limit=700)
+    w.step()
+    assert len(limits(w)) == 3
+    assert sum(limits(w).values()) <= 1000 + 1e-6
+    assert before <= 1000 + 1e-6
+
+
+def test_floors_over_the_budget_are_an_alert_said_once() -> None:
+    w = node(300)
+    w.run(30)
+    assert limits(w) == {A: 200, B: 200}
+    assert w.events.count("power-budget-unreachable") == 1
+    assert w.decision.causes[0].kind == "power"
+
+
+def test_a_starved_level_one_card_is_an_alert_said_once() -> None:
+    w = node(600)
+    w.card(A, watts=690)
+    w.run(30)
+    assert limits(w)[A] == pytest.approx(400)
+    assert w.events.count("l1-card-limited") == 1
+
+
+def test_unknown_draw_keeps_what_the_card_has() -> None:
+    w = node(1000)
+    w.card(A, watts=500)
+    w.card(B, watts=690)
+    w.step()
+    kept = limits(w)
+    for key in [k for k in w.values if k[0] is GPU_POWER_WATTS]:
+        w.values[key] = None
+    w.run(40)
+    assert limits(w) == kept
+
+
+def test_a_card_that_can_no_longer_be_read_is_held_where_it_is() -> None:
+    w = node(1000)
+    w.card(A, watts=500)
+    w.card(B, watts=690)
+    w.step()
+    kept = limits(w)
+    for key in list(w.values):
+        w.values[key] = None
+    w.run(60)
+    assert limits(w) == kept
+
+
+def test_a_card_that_cannot_be_limited_counts_with_its_limit() -> None:
+    w = node(1000)
+    w.gpus = (gpu(A, 0), gpu(B, 1, low=None))  # type: ignore[arg-type]
+    w.step()
+    assert limits(w) == {A: 300}
+
+
+def test_what_the_operator_set_is_never_exceeded() -> None:
+    w = node(900)
+    w.card(A, watts=390, limit=400)
+    w.run(30)
+    assert limits(w)[A] <= 400
+
+
+def test_the_original_survives_our_own_limit() -> None:
+    w = node(1000)
+    w.step()
+    w.outcomes = [
+        Outcome(POWER_LIMIT, on_gpu(u), v, v, 700.0, "applied", "", w.now)
+        for u, v in limits(w).items()
+    ]
+    for uuid, watts in limits(w).items():
+        w.values[GPU_POWER_LIMIT_WATTS, on_gpu(uuid)] = watts
+    w.run(12)
+    caps = {s.subject.gpu: dict(s.numbers)["cap_watts"] for s in w.decision.settings}
+    assert caps == {A: 700, B: 700}
+
+
+def test_panel_and_fraction_make_a_budget() -> None:
+    assert Power(panel=5000, budget_fraction=0.8).budget_watts == 4000
+
+
+CLAIMS = st.lists(
+    st.tuples(st.integers(1, 4), st.floats(50, 300), st.floats(0, 500), st.floats(0, 1)),
+    min_size=1,
+    max_size=16,
+).map(
+    lambda rows: [
+        Claim(str(i), rank, floor, floor + room, floor + room * part)
+        for i, (rank, floor, room, part) in enumerate(rows)
+    ]
+)
+
+
+@given(CLAIMS, st.floats(0, 10_000))
+def test_allocation_keeps_budget_floors_and_caps(claims: list[Claim], budget: float) -> None:
+    given_ = allocate(claims, budget)
+    floors = sum(c.floor for c in claims)
+    assert sum(given_.values()) <= max(budget, floors) + 1e-6
+    for claim in claims:
+        assert claim.floor - 1e-9 <= given_[claim.card] <= claim.cap + 1e-6
+
+
+@given(CLAIMS, st.floats(0, 10_000))
+def test_allocation_wastes_nothing_and_honours_levels(claims: list[Claim], budget: float) -> None:
+    given_ = allocate(claims, budget)
+    want = min(max(budget, sum(c.floor for c in claims)), sum(c.cap for c in claims))
+    assert math.isclose(sum(given_.values()), want, abs_tol=1e-5)
+    short = {c.rank for c in claims if given_[c.card] < c.demand - 1e-6}
+    for claim in claims:
+        if short and claim.rank > min(short):
+            assert given_[claim.card] <= claim.floor + 1e-6, "a lower level got more than its floor"
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 700), st.floats(0, 700)), min_size=1, max_size=40),
+    st.floats(400, 1400),
+)
+def test_the_sum_is_kept_over_any_history(draws: list[tuple[float, float]], budget: float) -> None:
+    w = node(budget)
+    for a, b in draws:
+        w.card(A, watts=a)
+        w.card(B, watts=b)
+        w.step(3.0)
+        assert sum(limits(w).values()) <= budget + 1e-6
