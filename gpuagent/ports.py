@@ -164,6 +164,26 @@ class NodeFacts(msgspec.Struct, frozen=True):
     io_pressure_ratio: float | None
 
 
+class KernelXid(msgspec.Struct, frozen=True):
+    """An XID error as the kernel log tells it."""
+
+    pci: tuple[int, int, int]
+    """Domain, bus and device of the card."""
+    xid: int
+    text: str
+    """The line, shortened and made printable."""
+
+
+class KernelLog(Protocol):
+    """The kernel's log, of which only the XIDs matter."""
+
+    def take(self) -> list[KernelXid]:
+        """What was logged since the last call, in order; never waits.
+
+        Raises Unsupported where there is no such log, Refused where it may not be read.
+        """
+
+
 class Node(Protocol):
     """Facts about the host. Blocking call."""
 

@@ -1,0 +1,59 @@
+# Everything a developer or CI needs. `make demo` and `make test` do all the set-up by themselves
+# on a Debian 12 machine with git and make (root for missing system packages; package registries only).
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+TOOLS := build/tools
+export PATH := $(CURDIR)/$(TOOLS):$(PATH)
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+.PHONY: setup
+setup: $(READY) $(TOOLS)/.ready ## the virtual environment and the tools the tests use
+
+$(READY): packaging/lock/dev.txt .ci/setup
+	.ci/setup venv "$(PYTHON)" "$(VENV)" packaging/lock/dev.txt
+	touch $@
+
+$(TOOLS)/.ready: .ci/setup
+	.ci/setup tools "$(TOOLS)"
+	touch $@
+
+.PHONY: demo
+demo: $(READY) ## the daemon on a fake driver with a scripted load: a live table for one minute
+	$(PY) -m tests.demo $(DEMO)
+
+.PHONY: test
+test: setup lint types ## lint, types and all fast tests; under 10 minutes on two cores
+	$(PY) -m pytest $(PYTEST)
+
+.PHONY: lint
+lint: $(READY) ## ruff: rules and format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+.PHONY: types
+types: $(READY) ## mypy, strict
+	$(PY) -m mypy
+
+.PHONY: bench
+bench: setup ## measure what DESIGN 8 budgets; prints a table, writes build/bench.json
+	$(PY) -m tests.bench $(BENCH)
+
+.PHONY: wheel
+wheel: $(READY) ## dist/*.whl
+	$(PY) -m build --wheel --no-isolation --outdir dist .
+
+.PHONY: lock
+lock: ## pin and hash every dependency anew
+	.ci/setup lock "$(PYTHON)"
+
+.PHONY: clean
+clean: ## all that was built
+	rm -rf build dist $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

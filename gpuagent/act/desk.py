@@ -1,0 +1,57 @@
+"""What a lane is given to do, and what all lanes share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gpuagent.act.audit import AuditLog
+from gpuagent.act.ledger import Ledger
+from gpuagent.act.record import Target
+from gpuagent.clock import Clock
+from gpuagent.model.plan import Setting
+from gpuagent.model.state import RESULTS
+from gpuagent.model.vocab import KNOBS
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a lane is to do: a setting to make or to report, or none, and then it puts back."""
+
+    setting: Setting | None = None
+    acts: bool = False
+    keep: bool = False
+    """Adopted: neither wished nor put back until the first decision."""
+
+    @property
+    def writes(self) -> bool:
+        return self.setting is not None and self.acts and self.setting.blocked is None
+
+    @property
+    def direction(self) -> tuple[bool, bool, bool]:
+        """Orders of the same direction share their failures: the one would fail like the other."""
+        return (self.writes, self.keep, self.setting is None)
+
+    @property
+    def essence(self) -> tuple[object, ...]:
+        """All that matters but the words. Orders with the same essence ask for the same."""
+        s = self.setting
+        return (*self.direction, s and (s.value, s.rule, s.blocked, s.subject))
+
+
+def _no_actions() -> dict[tuple[str, str], int]:
+    """Every combination exists from the start, so that a rate over them is never undefined."""
+    return {(k.name, r): 0 for k in KNOBS for r in (*RESULTS, "put back", "left alone")}
+
+
+@dataclass(slots=True, kw_only=True)
+class Desk:
+    """What all lanes share."""
+
+    ledger: Ledger
+    audit: AuditLog
+    clock: Clock
+    must_wait: Callable[[Target], str]
+    """Why this target must not be raised now; empty if it may."""
+    actions: dict[tuple[str, str], int] = field(default_factory=_no_actions)
+    outside_changes: dict[str, int] = field(default_factory=lambda: {k.name: 0 for k in KNOBS})
+    closed: bool = False

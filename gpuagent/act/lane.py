@@ -1,0 +1,366 @@
+"""A lane carries out the latest order for one target, one step at a time.
+
+A step reads the real value and writes only a difference:
+
+    look ─> ours? ─> encode ─> so already? ─> contested? ─> may it rise?
+         ─> ledger.intend ─> look again ─> set ─> look ─> ledger.confirm
+
+What somebody else wrote since our last write ends our hold: it becomes the original of the next
+one, so that putting back never undoes another's change. What reads back right after our own write
+counts as ours, since that is how a target rounds; a change by another within those milliseconds is
+therefore taken for ours.
+"""
+
+from gpuagent.act.audit import Action
+from gpuagent.act.contest import STAND_DOWN_SECONDS, Contest
+from gpuagent.act.desk import Desk, Order
+from gpuagent.act.record import Entry, Target
+from gpuagent.act.restore import ends_with_its_target, return_original
+from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
+from gpuagent.model.state import Outcome, Result
+from gpuagent.model.vocab import Knob
+from gpuagent.ports import Actuator, Real
+
+VERIFY_SECONDS = 0.5
+"""A value that is as it should be is not read again sooner, however often the loop wakes."""
+SLOW_SECONDS = 3.0
+"""A step that takes longer is reported as in flight, whatever its target showed before."""
+_TRIES = 3
+_PAUSES: dict[type[AgentError], tuple[float, float]] = {
+    Unavailable: (1.0, 10.0),
+    Refused: (5.0, 60.0),
+    Gone: (5.0, 60.0),
+    Unsupported: (60.0, 600.0),
+}
+"""First and longest pause, in seconds, before a failed step is tried again; it doubles between."""
+
+
+class Lane:
+    """One target: its order, its outcome, and the memory of its failures and contests."""
+
+    def __init__(self, target: Target, actuator: Actuator, desk: Desk) -> None:
+        self.target = target
+        self.order = Order()
+        self.outcome: Outcome | None = None
+        self.waits = False
+        """Whether a raise stands back until the cuts of others are verified."""
+        self.bound = float("inf")
+        """The highest value the target may have now, writes not yet verified included."""
+        self.busy_since: float | None = None
+        self._actuator = actuator
+        self._desk = desk
+        self._contest = Contest()
+        self._real: Real | None = None
+        self._rounded: tuple[str, str] | None = None
+        """Our last write and what it reads as, where the target rounds."""
+        self._due_at = float("-inf")
+        self._failures = 0
+        self._told: tuple[str, float | None] = ("", None)
+
+    @property
+    def knob(self) -> Knob:
+        return self._actuator.knob
+
+    @property
+    def over(self) -> bool:
+        """Whether the target may now have more than its order allows. Only for orders that write."""
+        assert self.order.setting is not None
+        return self.bound > self.order.setting.value
+
+    def give(self, order: Order) -> None:
+        """Take the latest order; whatever was ordered before counts no more."""
+        before, self.order = self.order, order
+        if order.essence == before.essence:
+            return
+        if order.direction != before.direction:
+            self._failures = 0
+        if self._failures:
+            return
+        self._due_at = float("-inf")
+        entry = self._entry
+        if order.writes or (entry is not None and not order.keep):
+            self.outcome = self._outcome(order, "in flight", "has just been ordered")
+
+    def due(self, now: float) -> bool:
+        return now >= self._due_at
+
+    def forgettable(self, now: float) -> bool:
+        """Nothing ordered, nothing held, and nothing that must be remembered."""
+        idle = self.order.setting is None and self._entry is None and self.busy_since is None
+        return idle and not self._contest.remembers(now)
+
+    def told(self, now: float) -> Outcome | None:
+        """The outcome as it stands at this moment."""
+        late = 0.0 if self.busy_since is None else now - self.busy_since
+        if late <= SLOW_SECONDS or (self.outcome is None and self._entry is None):
+            return self.outcome
+        return self._outcome(self.order, "in flight", f"no answer for {late:.0f} s")
+
+    async def run(self) -> None:
+        """Steps until the latest order has been dealt with. Bugs only are raised."""
+        try:
+            while True:
+                order = self.order
+                self.busy_since = self._now
+                outcome = await self._step(order)
+                if not self._superseded(order):
+                    break
+                if self._desk.closed or (
+                    self._failures and self.order.direction == order.direction
+                ):
+                    break
+        finally:
+            self.busy_since = None
+        self.outcome = outcome
+        self._tell_change(self.order, outcome)
+
+    # -- steps ---------------------------------------------------------------------------------------
+
+    async def _step(self, order: Order) -> Outcome | None:
+        self.waits = False
+        try:
+            outcome = await self._carry_out(order)
+        except (Gone, Refused, Unsupported, Unavailable) as error:
+            return self._failed(order, error)
+        self._failures = 0
+        self._due_at = self._now + VERIFY_SECONDS
+        return outcome
+
+    async def _carry_out(self, order: Order) -> Outcome | None:
+        if order.writes:
+            return await self._apply(order)
+        entry = self._entry
+        if entry is not None and order.keep:
+            await self._look(order)
+            return self._outcome(order, "applied", "kept until the first decision after the start")
+        if entry is not None:
+            await self._put_back(order, entry)
+        if order.setting is None:
+            return None
+        await self._look(order)
+        blocked = order.setting.blocked
+        if blocked is not None:
+            return self._outcome(order, blocked.result, blocked.why)
+        return self._outcome(order, "would", "the agent only observes now")
+
+    async def _apply(self, order: Order) -> Outcome:
+        setting = order.setting
+        assert setting is not None
+        for _ in range(_TRIES):
+            real = await self._look(order)
+            entry = self._entry_unless_changed(order, real)
+            original = entry.original if entry is not None else real
+            want = self._actuator.encode(setting.subject, setting.value, original)
+            if self._is_so(real, want):
+                return self._as_wished(order, real, want)
+            if not self._contest.may_write(self._now, setting.rule):
+                return self._stand_down(order, real)
+            if self._must_wait(real, want):
+                return self._outcome(order, "in flight", self._desk.must_wait(self.target))
+            if entry is not None and want.raw == original.raw:
+                await self._put_back(order, entry)
+                continue
+            await self._announce(order, original, want)
+            if self._superseded(order):
+                break
+            if (await self._look(order)).raw == real.raw and not self._must_wait(real, want):
+                return await self._write(order, real, want)
+        return self._outcome(order, "in flight", "it changed while it was about to be written")
+
+    async def _announce(self, order: Order, original: Real, want: Real) -> None:
+        assert order.setting is not None
+        subject = order.setting.subject
+        identity = await self._actuator.identity(subject)
+        await self._desk.ledger.intend(
+            knob=self.knob, subject=subject, identity=identity, original=original, write=want
+        )
+
+    async def _write(self, order: Order, real: Real, want: Real) -> Outcome:
+        setting = order.setting
+        assert setting is not None
+        self._contest.writing(self._now)
+        self._rounded = None
+        self.bound = max(self.bound, want.value)
+        await self._actuator.set(setting.subject, want.raw)
+        back = await self._look(order)
+        if back.raw == real.raw:
+            # Some drivers take a moment; one that never takes it has refused without saying so.
+            kind = Refused if self._failures else Unavailable
+            raise kind(f"{want.raw} was written, but it still reads {back.raw}")
+        self._desk.ledger.confirm(self.target, back)
+        if not self._close(back, want):
+            raise Refused(f"{want.raw} was written, but it reads back as {back.raw}")
+        if back.raw != want.raw:
+            self._rounded = (want.raw, back.raw)
+        self._audit(order, "set", "applied", setting.why, before=real.raw, wrote=want.raw)
+        return self._as_wished(order, back, want)
+
+    async def _put_back(self, order: Order, entry: Entry) -> None:
+        self.bound = max(self.bound, entry.original.value)
+        returned = await return_original(self._actuator, entry)
+        self._real = returned.after
+        self.bound = returned.after.value
+        self._desk.ledger.done(self.target, returned.what, returned.why)
+        if returned.what == "left alone":
+            self._desk.outside_changes[self.knob.name] += 1
+        self._audit(
+            order,
+            returned.what,
+            returned.what,
+            returned.why,
+            before=returned.before.raw,
+            wrote=entry.original.raw if returned.before != returned.after else "",
+            entry=entry,
+        )
+
+    # -- judgements ----------------------------------------------------------------------------------
+
+    def _entry_unless_changed(self, order: Order, real: Real) -> Entry | None:
+        """The entry while the value is ours. Somebody else's ends the hold, and is the original."""
+        entry = self._entry
+        if entry is None or entry.explains(real, self.knob.deadband):
+            return entry
+        why = f"somebody else has set it to {real.raw}"
+        self._contest.changed()
+        self._rounded = None
+        self._desk.outside_changes[self.knob.name] += 1
+        self._desk.ledger.done(self.target, "left alone", why)
+        self._audit(order, "left alone", "left alone", why, before=real.raw, entry=entry)
+        return None
+
+    def _is_so(self, real: Real, want: Real) -> bool:
+        if real.raw == want.raw or self._rounded == (want.raw, real.raw):
+            return True
+        if self.knob.budgeted and self._looser(real, want):
+            return False  # many small excesses add up to one over the budget
+        return self._close(real, want)
+
+    def _close(self, one: Real, other: Real) -> bool:
+        return one.value == other.value or abs(one.value - other.value) < self.knob.deadband
+
+    def _looser(self, one: Real, other: Real) -> bool:
+        return one.value != other.value and (
+            self.knob.safest(one.value, other.value) == other.value
+        )
+
+    def _must_wait(self, real: Real, want: Real) -> bool:
+        raises = self.knob.budgeted and want.value > real.value
+        self.waits = raises and bool(self._desk.must_wait(self.target))
+        return self.waits
+
+    def _superseded(self, order: Order) -> bool:
+        return self._desk.closed or self.order.essence != order.essence
+
+    def _as_wished(self, order: Order, real: Real, want: Real) -> Outcome:
+        assert order.setting is not None
+        if self._rounded == (want.raw, real.raw):
+            self.bound = min(self.bound, want.value)
+        if want.value < order.setting.value and want.value == real.value:
+            return self._outcome(order, "applied", f"it reads {real.raw}, tighter than wished")
+        return self._outcome(order, "applied", f"it reads {real.raw}")
+
+    def _stand_down(self, order: Order, real: Real) -> Outcome:
+        hours = STAND_DOWN_SECONDS / 3600
+        why = (
+            f"somebody else keeps setting it, now to {real.raw}; it is left alone for {hours:g} h, "
+            "or until another rule wishes"
+        )
+        return self._outcome(order, "contested", why)
+
+    def _failed(self, order: Order, error: AgentError) -> Outcome | None:
+        first, longest = next(p for kind, p in _PAUSES.items() if isinstance(error, kind))
+        self._due_at = self._now + min(longest, first * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        entry = self._entry
+        if isinstance(error, Gone):
+            self.bound = float("-inf")
+            if entry is not None and ends_with_its_target(entry):
+                self._desk.ledger.done(self.target, "gone", str(error))
+                if order.setting is None:
+                    self._audit(order, "left alone", "gone", str(error), entry=entry)
+            if self._entry is None and order.setting is None:
+                return None
+            return self._outcome(order, "gone", str(error))
+        if isinstance(error, Unavailable):
+            watches = entry is None and not order.writes and order.setting is not None
+            return self._outcome(order, "would" if watches else "in flight", str(error))
+        return self._outcome(order, "refused", str(error))
+
+    # -- words ---------------------------------------------------------------------------------------
+
+    async def _look(self, order: Order) -> Real:
+        entry = self._entry
+        subject = order.setting.subject if order.setting is not None else None
+        self._real = await self._actuator.get(subject or (entry or self.target).subject)
+        self.bound = self._real.value
+        return self._real
+
+    @property
+    def _now(self) -> float:
+        return self._desk.clock.now().mono
+
+    @property
+    def _entry(self) -> Entry | None:
+        return self._desk.ledger.held(self.target)
+
+    def _outcome(self, order: Order, result: Result, why: str) -> Outcome:
+        entry, setting = self._entry, order.setting
+        subject = setting.subject if setting is not None else (entry or self.target).subject
+        putting_back = entry is not None and not order.writes
+        return Outcome(
+            knob=self.knob,
+            subject=subject,
+            wanted=None if setting is None or putting_back else setting.value,
+            real=None if self._real is None else self._real.value,
+            original=None if entry is None else entry.original.value,
+            result=result,
+            why=why,
+            at=self._now,
+        )
+
+    def _tell_change(self, order: Order, outcome: Outcome | None) -> None:
+        """Into the audit log: what did not come to a write, once for each change of it."""
+        result, wanted = ("", None) if outcome is None else (outcome.result, outcome.wanted)
+        before, self._told = self._told, (result, wanted)
+        moved = wanted != before[1] and (
+            wanted is None or before[1] is None or abs(wanted - before[1]) >= self.knob.deadband
+        )
+        if (
+            outcome is None
+            or result in {"applied", "in flight"}
+            or (result == before[0] and not moved)
+        ):
+            return
+        did = "would set" if result == "would" else "not set"
+        self._audit(order, did, result, outcome.why)
+
+    def _audit(
+        self,
+        order: Order,
+        did: str,
+        result: str,
+        why: str,
+        *,
+        before: str = "",
+        wrote: str = "",
+        entry: Entry | None = None,
+    ) -> None:
+        """Count one action and write it down."""
+        self._desk.actions[self.knob.name, result] += 1
+        setting, entry = order.setting, entry or self._entry
+        self._desk.audit.record(
+            Action(
+                wall=self._desk.clock.now().wall,
+                knob=self.knob.name,
+                subject=setting.subject if setting else (entry or self.target).subject,
+                did=did,
+                result=result,
+                why=why,
+                rule=setting.rule if setting else "",
+                before=before,
+                wrote=wrote,
+                after=self._real.raw if self._real is not None else "",
+                original=entry.was.raw if entry is not None else "",
+                numbers=setting.numbers if setting else (),
+            )
+        )

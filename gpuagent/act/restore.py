@@ -1,0 +1,198 @@
+"""Putting back: one target for the lanes, all of them at a stop, after a crash, or by hand.
+
+A value is put back only if it is still ours. What is ours no longer, or was made void by a reboot,
+is left as it is.
+"""
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+from enum import StrEnum, unique
+from typing import Literal
+
+import msgspec
+
+from gpuagent.act.audit import Action, AuditLog
+from gpuagent.act.ledger import Ledger
+from gpuagent.act.record import Entry, Target
+from gpuagent.clock import Clock
+from gpuagent.errors import Gone, Refused, Unavailable, Unsupported
+from gpuagent.model.vocab import KNOB, Fate, Knob, On
+from gpuagent.ports import Actuator, Real
+
+CALL_SECONDS = 5.0
+"""How long the put-back of one target may take before it is reported as failed."""
+
+
+@unique
+class Occasion(StrEnum):
+    """Why things are put back: it decides which (DESIGN 2)."""
+
+    STOP = "stop"
+    CRASH = "start after a crash"
+    RESCUE = "rescue after a crash"
+    BY_HAND = "by hand"
+
+    def fate(self, knob: Knob, *, keep_on_stop: bool) -> Fate:
+        fates = {
+            Occasion.STOP: knob.on_stop,
+            Occasion.CRASH: knob.on_crash,
+            Occasion.RESCUE: knob.on_rescue,
+            Occasion.BY_HAND: Fate.PUT_BACK,
+        }
+        fate = fates[self]
+        if fate is Fate.AS_CONFIGURED:
+            return Fate.HOLD if keep_on_stop else Fate.PUT_BACK
+        # Nothing lets go slowly once nobody is there to do so.
+        return Fate.PUT_BACK if fate is Fate.RELEASE else fate
+
+
+class Returned(msgspec.Struct, frozen=True):
+    """How one target ended: the original is there, or somebody else's value is."""
+
+    what: Literal["put back", "left alone"]
+    why: str
+    before: Real
+    after: Real
+
+
+async def return_original(actuator: Actuator, entry: Entry) -> Returned:
+    """Write the original if the value is still ours, and read it back.
+
+    Raises Gone where the target or its identity is; Refused, Unsupported and Unavailable where it
+    could not be put back, and then it is still ours to try again.
+    """
+    subject, original, deadband = entry.subject, entry.original, actuator.knob.deadband
+    if await actuator.identity(subject) != entry.identity:
+        raise Gone(f"another target has taken the place of {subject}")
+    before = await actuator.get(subject)
+    if before.raw == original.raw:
+        return Returned("put back", f"it is back at {original.raw} already", before, before)
+    if not entry.explains(before, deadband):
+        why = f"somebody else has set it to {before.raw} since; it is left so"
+        return Returned("left alone", why, before, before)
+    await actuator.set(subject, original.raw)
+    after = await actuator.get(subject)
+    if after.raw == original.raw or abs(after.value - original.value) < deadband:
+        return Returned("put back", f"{before.raw} was ours, {original.raw} before", before, after)
+    if entry.explains(after, deadband):
+        raise Unavailable(f"{original.raw} was written, but it still reads {after.raw}")
+    why = f"somebody else set it to {after.raw} while it was put back; it is left so"
+    return Returned("left alone", why, before, after)
+
+
+def ends_with_its_target(entry: Entry) -> bool:
+    """Whether a target that is gone can never come back as itself.
+
+    A cgroup's inode is not given twice; a lost card may return with our limit still on it, so its
+    entry stays until the next boot.
+    """
+    return entry.subject.on is On.CGROUP
+
+
+What = Literal["put back", "held", "adopted", "left alone", "gone", "failed"]
+
+
+class Item(msgspec.Struct, frozen=True):
+    """What became of one entry of the ledger."""
+
+    entry: Entry
+    what: What
+    why: str
+    before: str = ""
+    after: str = ""
+
+
+Report = tuple[Item, ...]
+
+
+async def put_back(
+    *,
+    ledger: Ledger,
+    actuators: Sequence[Actuator],
+    occasion: Occasion,
+    clock: Clock,
+    keep_on_stop: bool = False,
+    busy: Collection[Target] = (),
+    audit: AuditLog | None = None,
+    call_seconds: float = CALL_SECONDS,
+) -> Report:
+    """Treat every entry of the ledger as the occasion demands, all at once. Never raises.
+
+    `busy` are targets with a write that has not returned (`Reconciler.close`): whatever is written
+    now could be overtaken by it, so they stay in the ledger. What is held, adopted or failed stays
+    there too.
+    """
+    by_name = {a.knob.name: a for a in actuators}
+    entries = sorted(ledger.entries.values(), key=lambda e: e.target)
+    items = [_void(e) for e in ledger.void]
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for entry in entries:
+            knob, actuator = KNOB.get(entry.knob), by_name.get(entry.knob)
+            if knob is None or actuator is None:
+                items.append(Item(entry, "failed", "this version has no such knob; it is kept"))
+            elif entry.target in busy:
+                items.append(Item(entry, "failed", "an earlier write has not returned yet"))
+            elif occasion.fate(knob, keep_on_stop=keep_on_stop) is not Fate.PUT_BACK:
+                items.append(_kept(entry, occasion.fate(knob, keep_on_stop=keep_on_stop)))
+            else:
+                tasks.append(group.create_task(_one(actuator, entry, call_seconds)))
+    items += [t.result() for t in tasks]
+    _conclude(ledger, items)
+    if audit is not None:
+        _tell(audit, items, occasion, clock.now().wall)
+    return tuple(items)
+
+
+def failed(report: Iterable[Item]) -> bool:
+    """Whether anything that should have been put back was not."""
+    return any(i.what == "failed" for i in report)
+
+
+def _kept(entry: Entry, fate: Fate) -> Item:
+    if fate is Fate.ADOPT:
+        return Item(entry, "adopted", "it stays, and the next decision starts from it")
+    return Item(entry, "held", "it stays as it is, and in the ledger")
+
+
+def _void(entry: Entry) -> Item:
+    return Item(entry, "gone", "the host has been started anew since: nothing of ours is left")
+
+
+async def _one(actuator: Actuator, entry: Entry, call_seconds: float) -> Item:
+    try:
+        async with asyncio.timeout(call_seconds):
+            returned = await return_original(actuator, entry)
+    except Gone as error:
+        return Item(entry, "gone", str(error))
+    except (Refused, Unsupported, Unavailable) as error:
+        return Item(entry, "failed", str(error))
+    except TimeoutError:
+        return Item(entry, "failed", f"no answer within {call_seconds:g} s")
+    return Item(entry, returned.what, returned.why, returned.before.raw, returned.after.raw)
+
+
+def _conclude(ledger: Ledger, items: Iterable[Item]) -> None:
+    for item in items:
+        if item.what in {"put back", "left alone"} or (
+            item.what == "gone" and ends_with_its_target(item.entry)
+        ):
+            ledger.done(item.entry.target, item.what, item.why)
+
+
+def _tell(audit: AuditLog, items: Iterable[Item], occasion: Occasion, wall: float) -> None:
+    for item in items:
+        audit.record(
+            Action(
+                wall=wall,
+                knob=item.entry.knob,
+                subject=item.entry.subject,
+                did=item.what,
+                result="refused" if item.what == "failed" else "applied",
+                why=item.why,
+                rule=f"restore/{occasion.value}",
+                before=item.before,
+                after=item.after,
+                original=item.entry.was.raw,
+            )
+        )

@@ -1,0 +1,407 @@
+"""Composition root: the only file that knows every class. It builds the agent, runs it, ends it.
+
+A run begins by putting back what an earlier one left, and ends by putting back what this one did.
+What happens to which knob is the table in DESIGN 2; `act.restore` applies it.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable
+
+import msgspec
+import structlog
+
+import gpuagent
+from gpuagent import act, log, sense
+from gpuagent.act.audit import AuditLog
+from gpuagent.act.ledger import Ledger, boot_id
+from gpuagent.act.reconcile import Reconciler
+from gpuagent.act.restore import Occasion, Report, put_back
+from gpuagent.act.statedir import hold
+from gpuagent.clock import SystemClock
+from gpuagent.config import Config
+from gpuagent.configfile import Loaded, changed_needs_restart, describe, load
+from gpuagent.decide import POLICIES
+from gpuagent.decide.merge import Violation
+from gpuagent.errands import Errands
+from gpuagent.errors import AgentError, ConfigError
+from gpuagent.expose.api import Sources
+from gpuagent.expose.server import Server
+from gpuagent.host.cgroups import CgroupTree
+from gpuagent.host.kmsg import Kmsg
+from gpuagent.host.netlink import ProcessEvents
+from gpuagent.host.notify import Notify
+from gpuagent.host.nvml import NvmlGpus
+from gpuagent.host.procfs import HostNode, ProcTable
+from gpuagent.loop import Loop
+from gpuagent.model.plan import Posture, Reload
+from gpuagent.model.state import Event
+from gpuagent.publish import Publisher
+from gpuagent.record import FlightRecorder
+from gpuagent.sensing import Sensing
+from gpuagent.starts import CRASHES_TO_OBSERVE, PauseMark, Starts, replace_file
+
+EX_OK = 0
+EX_FAILED = 1
+EX_BUG = 70
+"""sysexits(3) EX_SOFTWARE: a policy has failed; the service manager starts us again."""
+
+_FIRST_LOOK_SECONDS = 0.5
+"""How long the first decision waits for the cards to be read once."""
+_NVML_PATIENCE_SECONDS = 5.0
+
+_log = structlog.get_logger()
+
+
+class _Stop(Exception):
+    """Somebody asked the daemon to end."""
+
+
+class Agent:
+    """One run of the daemon, in a state directory that it holds."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        config = loaded.config
+        self._loaded = loaded
+        self._clock = SystemClock()
+        self._notify = Notify.from_environment(os.environ)
+        self._publisher = Publisher(self._notify)
+        state_dir = config.paths.state_dir
+        self._starts = Starts(state_dir, boot_id())
+        self._mark = PauseMark(state_dir)
+        self._ledger = Ledger(state_dir)
+        self._audit = AuditLog(state_dir)
+        self._recorder = FlightRecorder()
+        self._stopping = asyncio.Event()
+
+        cgroups = CgroupTree(config.paths.cgroup_root)
+        self._events = ProcessEvents(wake=self.wake, clock=self._clock)
+        self._gpus = NvmlGpus(
+            settings=config.nvml,
+            library=config.paths.nvml_library,
+            clock=self._clock,
+            wake=self.wake,
+        )
+        self._actuators = act.actuators(
+            act.Means(
+                cgroups=cgroups,
+                gpus=self._gpus,
+                cpu_period_seconds=config.backpressure.cpu_period,
+            )
+        )
+        self._reconciler = Reconciler(
+            actuators=self._actuators,
+            ledger=self._ledger,
+            audit=self._audit,
+            clock=self._clock,
+            wake=self.wake,
+        )
+        self._errands = Errands(
+            gpus=self._gpus,
+            mark=self._mark,
+            reload=self._reload,
+            wake=self.wake,
+            posture=lambda: self._loop.posture,
+            take=self._take_posture,
+        )
+        self._sensors = sense.sensors(
+            sense.Means(
+                config=config,
+                gpus=self._gpus,
+                cgroups=cgroups,
+                processes=ProcTable(),
+                events=self._events,
+                node=HostNode(cgroup_root=config.paths.cgroup_root),
+                kernel_log=Kmsg(config.paths.kernel_log),
+                clock=self._clock,
+                agent_pid=os.getpid(),
+            )
+        )
+        self._loop = Loop(
+            clock=self._clock,
+            sensing=Sensing(self._sensors, self._clock),
+            policies=[make(config) for make in POLICIES],
+            reconciler=self._reconciler,
+            posture=self._first_posture(),
+            obey=self._errands.obey,
+            publish=self._publisher.publish,
+            recorder=self._recorder,
+            tick_seconds=config.tick,
+        )
+        self._server = Server(
+            Sources(
+                latest=self._publisher.latest,
+                settings=lambda: describe(self._loaded.config),
+                clock=self._clock,
+                version=gpuagent.__version__,
+            ),
+            self._loop.inbox,
+            path=config.paths.socket,
+            group=config.api.group,
+            metrics_listen=config.api.metrics_listen,
+        )
+        self._watch_marks(config)
+
+    def wake(self, why: str) -> None:
+        self._loop.wake(why)
+
+    # -- one run -------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Until SIGTERM or SIGINT. Returns the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+        code = EX_BUG
+        async with asyncio.TaskGroup() as host:
+            # These outlive the loop: what it has changed is put back through them.
+            below = (self._gpus, self._events, self._reconciler)
+            tasks = [host.create_task(part.run()) for part in below]
+            try:
+                await self._begin()
+                code = await self._control()
+            finally:
+                await self._end(code)
+                for task in tasks:
+                    task.cancel()
+        return code
+
+    async def _begin(self) -> None:
+        """Put back what an earlier run left behind, before anything is decided."""
+        crashes = self._starts.begin(self._clock.now().mono)
+        demoted = crashes >= CRASHES_TO_OBSERVE
+        if demoted:
+            why = f"{crashes} crashes within ten minutes: see crash-*.txt in the state directory"
+            self._take_posture(msgspec.structs.replace(self._loop.posture, demoted=why))
+            self._event("demoted", f"only observing, although configured to enforce: {why}")
+        elif crashes:
+            self._event("crash", "the run before this one ended without putting anything back")
+        for problem in self._ledger.problems:
+            self._event("ledger-damaged", problem)
+        await _within(self._gpus.settled(), _FIRST_LOOK_SECONDS)
+        occasion = Occasion.RESCUE if demoted else Occasion.CRASH
+        await self._put_back(occasion)
+        self._reconciler.adopt(self._clock.now(), in_observe=demoted)
+
+    async def _control(self) -> int:
+        """Serve, and run the loop, until somebody stops us or something of ours fails."""
+        code = EX_OK
+        try:
+            await self._server.start()
+            async with asyncio.TaskGroup() as group:
+                for part in (self._server, self._errands, self._loop):
+                    group.create_task(part.run())
+                group.create_task(self._announce())
+                asyncio.get_running_loop().add_signal_handler(
+                    signal.SIGHUP, lambda: group.create_task(self._on_hangup())
+                )
+                group.create_task(self._until_stopped())
+        except* _Stop:
+            pass
+        except* Violation as failure:
+            code = self._failed(failure)
+        except* AgentError as failure:
+            for error in failure.exceptions:
+                _log.error("cannot run", why=str(error))
+            code = EX_FAILED
+        except* Exception as failure:  # noqa: BLE001  (the outermost frame: a bug ends the run)
+            code = self._failed(failure)
+        return code
+
+    async def _until_stopped(self) -> None:
+        await self._stopping.wait()
+        raise _Stop
+
+    def _failed(self, failure: ExceptionGroup[Exception]) -> int:
+        """A bug ends the run: what led to it is kept, and the next run is told (DESIGN 9)."""
+        _log.error("a part of the agent has failed; everything is put back", exc_info=failure)
+        self._dump()
+        return EX_BUG
+
+    async def _announce(self) -> None:
+        await self._publisher.first.wait()
+        self._notify.ready(self._status())
+        _log.info("ready", mode=self._loop.posture.mode, version=gpuagent.__version__)
+
+    async def _end(self, code: int) -> None:
+        self._notify.stopping()
+        busy = await self._reconciler.close()
+        clean = code == EX_OK
+        report = await put_back(
+            ledger=self._ledger,
+            actuators=self._actuators,
+            occasion=Occasion.STOP if clean else Occasion.RESCUE,
+            clock=self._clock,
+            keep_on_stop=self._loaded.config.power.keep_on_stop,
+            busy=busy,
+            audit=self._audit,
+        )
+        _tell(report)
+        if code != EX_BUG:
+            self._starts.end()
+        await self._ledger.close()
+        await asyncio.to_thread(self._audit.close)
+
+    # -- commands ------------------------------------------------------------------------------------
+
+    async def _on_hangup(self) -> None:
+        with contextlib.suppress(AgentError):  # logged where it was found
+            await self._loop.inbox.submit(Reload(by="SIGHUP"))
+
+    async def _reload(self, by: str) -> str:
+        """Read the configuration file again; a broken one changes nothing. Raises ConfigError."""
+        self._notify.reloading(self._clock.now().mono)
+        try:
+            loaded = await asyncio.to_thread(load, self._loaded.path)
+        except ConfigError as error:
+            self._take_posture(msgspec.structs.replace(self._loop.posture, config_error=str(error)))
+            _log.error("reload refused; the running configuration stays in force", why=str(error))
+            raise
+        finally:
+            self._notify.ready(self._status())
+        restart = changed_needs_restart(self._loaded.config, loaded.config)
+        self._apply(loaded)
+        self._event("reloaded", f"configuration {loaded.path} read again for {by}")
+        late = f"; in force after a restart: {', '.join(restart)}" if restart else ""
+        return f"configuration {loaded.path} is in force{late}"
+
+    def _apply(self, loaded: Loaded) -> None:
+        config = loaded.config
+        self._loaded = loaded
+        self._loop.policies = tuple(make(config) for make in POLICIES)
+        self._loop.tick_seconds = config.tick
+        self._gpus.reconfigure(config.nvml)
+        sense.configure(self._sensors, config)
+        self._watch_marks(config)
+        self._take_posture(
+            msgspec.structs.replace(
+                self._loop.posture,
+                mode=config.mode,
+                config_error="",
+                config_loaded_wall=self._clock.now().wall,
+            )
+        )
+        for warning in loaded.warnings:
+            _log.warning("configuration", why=warning)
+
+    def _watch_marks(self, config: Config) -> None:
+        law = config.backpressure
+        self._gpus.watch(
+            {
+                "gpu_memory_used_ratio": law.memory_high,
+                "gpu_temperature_celsius": law.temperature_high,
+            }
+        )
+
+    # -- small things --------------------------------------------------------------------------------
+
+    def _first_posture(self) -> Posture:
+        paused = self._mark.read()
+        if paused is not None:
+            _log.warning("paused, as before this start", by=paused)
+        return Posture(
+            mode=self._loaded.config.mode,
+            paused=paused is not None,
+            config_path=self._loaded.path,
+            config_loaded_wall=self._clock.now().wall,
+        )
+
+    def _take_posture(self, posture: Posture) -> None:
+        self._loop.posture = posture
+        self._loop.wake("the posture has changed")
+
+    def _status(self) -> str:
+        posture = self._loop.posture
+        doing = "paused" if posture.paused else posture.mode
+        return f"{doing}; configuration is broken" if posture.config_error else doing
+
+    def _event(self, kind: str, text: str) -> None:
+        self._publisher.note(Event(kind, self._clock.now().mono, text))
+
+    async def _put_back(self, occasion: Occasion) -> None:
+        report = await put_back(
+            ledger=self._ledger,
+            actuators=self._actuators,
+            occasion=occasion,
+            clock=self._clock,
+            audit=self._audit,
+        )
+        _tell(report)
+
+    def _dump(self) -> None:
+        """Leave what led to a failed decision, for whoever is to find the bug."""
+        frames, memories = self._recorder.dump()
+        base = os.path.join(self._loaded.config.paths.state_dir, "crash")
+        with contextlib.suppress(OSError):
+            replace_file(f"{base}-frames.msgpack", frames)
+            replace_file(f"{base}-memories.txt", memories.encode("utf-8", "replace"))
+
+
+def run(config_path: str) -> int:
+    """The daemon. Raises ConfigError, and Refused where another agent runs or nothing can be kept."""
+    loaded = load(config_path)
+    log.setup(level=loaded.config.log.level, form=loaded.config.log.format)
+    for warning in loaded.warnings:
+        _log.warning("configuration", why=warning)
+    with hold(loaded.config.paths.state_dir):
+        return asyncio.run(_run(loaded))
+
+
+async def _run(loaded: Loaded) -> int:
+    return await Agent(loaded).run()
+
+
+def restore(config_path: str, *, rescue: bool) -> Report:
+    """Put back what the ledger holds, without a daemon: all of it, or after a crash what must be.
+
+    A configuration that cannot be read does not keep anything from being put back: the default
+    paths are used then. Raises Refused while a daemon runs, Corrupt where there is no ledger to read.
+    """
+    try:
+        config = load(config_path).config
+    except ConfigError as error:
+        _log.warning("configuration unreadable: using the default paths", why=str(error))
+        config = Config()
+    with hold(config.paths.state_dir):
+        return asyncio.run(_restore(config, Occasion.RESCUE if rescue else Occasion.BY_HAND))
+
+
+async def _restore(config: Config, occasion: Occasion) -> Report:
+    clock = SystemClock()
+    ledger = Ledger(config.paths.state_dir)
+    audit = AuditLog(config.paths.state_dir)
+    gpus = NvmlGpus(
+        settings=config.nvml, library=config.paths.nvml_library, clock=clock, wake=lambda _: None
+    )
+    means = act.Means(
+        cgroups=CgroupTree(config.paths.cgroup_root),
+        gpus=gpus,
+        cpu_period_seconds=config.backpressure.cpu_period,
+    )
+    reading = asyncio.ensure_future(gpus.run())
+    try:
+        if any(e.subject.gpu for e in ledger.entries.values()):
+            await _within(gpus.settled(), _NVML_PATIENCE_SECONDS)
+        return await put_back(
+            ledger=ledger,
+            actuators=act.actuators(means),
+            occasion=occasion,
+            clock=clock,
+            audit=audit,
+        )
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await ledger.close()
+        await asyncio.to_thread(audit.close)
+
+
+async def _within(waiting: Awaitable[None], seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(waiting, seconds)
+
+
+def _tell(report: Report) -> None:
+    for item in report:
+        _log.info(item.what, knob=item.entry.knob, subject=str(item.entry.subject), why=item.why)

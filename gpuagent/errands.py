@@ -1,0 +1,100 @@
+"""What is done for a command: pausing at once, the rest beside the loop, which waits for none of it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import structlog
+
+from gpuagent.errors import AgentError, Unavailable
+from gpuagent.inbox import Letter
+from gpuagent.model.plan import (
+    Command,
+    Pause,
+    Posture,
+    ReleaseGpus,
+    Reload,
+    ResumeGpus,
+    Unpause,
+)
+from gpuagent.ports import Gpus, Wake
+from gpuagent.starts import PauseMark
+
+_log = structlog.get_logger()
+
+
+class Errands:
+    """Answers every letter. A `Service`: `run` owns the tasks."""
+
+    def __init__(
+        self,
+        *,
+        gpus: Gpus,
+        mark: PauseMark,
+        reload: Callable[[str], Coroutine[Any, Any, str]],
+        wake: Wake,
+        posture: Callable[[], Posture],
+        take: Callable[[Posture], None],
+    ) -> None:
+        """`posture` tells the one in force, `take` replaces it; `reload` reads the configuration."""
+        self._gpus = gpus
+        self._mark = mark
+        self._reload = reload
+        self._wake = wake
+        self._posture = posture
+        self._take = take
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            await asyncio.Event().wait()
+
+    def obey(self, letter: Letter) -> None:
+        """Begin what a command asks; the tick that called goes on at once."""
+        command, answer = letter
+        _log.info("command", command=type(command).__name__, by=command.by)
+        if isinstance(command, Pause):
+            # In force before this very tick decides what to write.
+            self._change(paused=True)
+        if self._group is None:
+            answer.set_exception(Unavailable("the agent is starting or stopping; try again"))
+            return
+        self._group.create_task(self._answer(command, answer))
+
+    async def _answer(self, command: Command, answer: "asyncio.Future[str]") -> None:
+        try:
+            said = await self._do(command)
+        except AgentError as error:
+            _log.warning("command failed", command=type(command).__name__, why=str(error))
+            if not answer.done():
+                answer.set_exception(error)
+            return
+        self._wake("a command is done")
+        if not answer.done():
+            answer.set_result(said)
+
+    async def _do(self, command: Command) -> str:
+        match command:
+            case Pause(by=by):
+                self._mark.set(by)
+                return "paused: everything is put back, and nothing will be changed"
+            case Unpause():
+                self._mark.clear()
+                self._change(paused=False)
+                return f"no longer paused; the configured mode is {self._posture().mode}"
+            case Reload(by=by):
+                return await self._reload(by)
+            case ReleaseGpus():
+                self._change(released=True)
+                await self._gpus.release()
+                return "the driver is let go of; `gpuagent resume` takes it up again"
+            case ResumeGpus():
+                await self._gpus.resume()
+                self._change(released=False)
+                return "the driver is being taken up again"
+
+    def _change(self, **fields: bool) -> None:
+        self._take(msgspec.structs.replace(self._posture(), **fields))

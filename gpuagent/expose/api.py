@@ -1,0 +1,312 @@
+"""The routes of the API: what each answers, from the published snapshot, and who may ask.
+
+No request reads or changes the host. A command goes into the inbox, which the next tick drains.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import Enum, unique
+from typing import Protocol
+
+import msgspec
+
+from gpuagent.clock import Clock
+from gpuagent.errors import Unavailable
+from gpuagent.expose import explain, picture
+from gpuagent.expose.auth import Peer, Role
+from gpuagent.expose.picture import wire
+from gpuagent.expose.problems import Trouble, not_found
+from gpuagent.expose.views import Done, Page, View
+from gpuagent.model.inventory import Tenant
+from gpuagent.model.plan import (
+    Command,
+    Pause,
+    ReleaseGpus,
+    Reload,
+    ResumeGpus,
+    Snapshot,
+    Unpause,
+)
+
+STALE_SECONDS = 30.0
+"""A picture older than this means that the loop is stuck."""
+_ANSWER_SECONDS = 30.0
+"""A command that takes longer is reported as handed in, not as done."""
+_COMMANDS_WAITING = 16
+_PAGE = 100
+_PAGE_MOST = 1000
+
+
+class Inbox(Protocol):
+    """Where commands go."""
+
+    async def submit(self, command: Command) -> str:
+        """Hand a command in. Returns a sentence on what was done; raises an error of ours."""
+
+
+@unique
+class For(Enum):
+    """Who may use a route."""
+
+    ANYONE = "anyone"
+    TENANTS = "tenants"
+    """Administrators, and a tenant's own user for what is that tenant's."""
+    ADMINS = "admins"
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A request, as far as an answer depends on it."""
+
+    peer: Peer
+    name: str = ""
+    """The variable part of the path, decoded."""
+    query: Mapping[str, str] = {}
+
+
+class Told(Protocol):
+    """What the API tells from."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def latest(self) -> Snapshot | None:
+        """The last published snapshot; None before the first."""
+
+    def settings(self) -> Mapping[str, object]:
+        """The configuration in force, as plain values."""
+
+
+class Sources(msgspec.Struct, frozen=True):
+    """A `Told` made of callables."""
+
+    latest: Callable[[], Snapshot | None]
+    settings: Callable[[], Mapping[str, object]]
+    clock: Clock
+    version: str
+
+
+Answer = View | Mapping[str, object]
+
+
+class Get(msgspec.Struct, frozen=True):
+    """A route that reads."""
+
+    path: str
+    audience: For
+    answer: Callable[[Told, Ask], Answer]
+
+
+class Post(msgspec.Struct, frozen=True):
+    """A route that hands in a command. All of them are for administrators."""
+
+    path: str
+    command: Callable[[str], Command]
+    audience: For = For.ADMINS
+
+
+def current(told: Told) -> Snapshot:
+    """The last snapshot. Raises Trouble (503) before the first."""
+    snapshot = told.latest()
+    if snapshot is None:
+        raise Trouble(503, "the agent has not finished its first look at the host", retry_after=1)
+    return snapshot
+
+
+# -- reading -------------------------------------------------------------------------------------------
+
+
+def _node(told: Told, _ask: Ask) -> View:
+    return picture.node(current(told), told.version)
+
+
+def _health(told: Told, _ask: Ask) -> View:
+    return picture.health(current(told), told.clock.now().mono)
+
+
+def _gpus(told: Told, ask: Ask) -> View:
+    snapshot = current(told)
+    cards = picture.gpus(snapshot, ask.peer)
+    views = [picture.gpu(snapshot, card, ask.peer) for card in cards]
+    return Page(items=tuple(views), next=None, total=len(views))
+
+
+def _gpu(told: Told, ask: Ask) -> View:
+    snapshot = current(told)
+    for card in picture.gpus(snapshot, ask.peer):
+        if wire(card.uuid) == ask.name:
+            return picture.gpu(snapshot, card, ask.peer)
+    if not ask.peer.sees_all:
+        raise _forbidden(ask.peer, "see a card that none of your tenants is on")
+    return not_found(f"there is no card {ask.name!r} here", "GET /v1/gpus lists the cards by UUID")
+
+
+def _tenants(told: Told, ask: Ask) -> View:
+    snapshot = current(told)
+    shown = picture.tenants(snapshot, ask.peer)
+    start, size = _start(ask.query, [wire(t.name) for t in shown]), _size(ask.query)
+    items = tuple(picture.row(snapshot, t) for t in shown[start : start + size])
+    more = start + size < len(shown)
+    return Page(items=items, next=wire(items[-1].name) if more else None, total=len(shown))
+
+
+def _start(query: Mapping[str, str], names: Sequence[str]) -> int:
+    """Position of the first name behind `after`, which need not exist any more."""
+    start = query.get("after")
+    return 0 if start is None else sum(1 for n in names if n <= start)
+
+
+def _size(query: Mapping[str, str]) -> int:
+    text = query.get("limit", str(_PAGE))
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and int(text) > 0):
+        raise Trouble(400, f"limit={text!r} is no number of items", f"use 1 to {_PAGE_MOST}")
+    return min(int(text), _PAGE_MOST)
+
+
+def _tenant(told: Told, ask: Ask) -> View:
+    snapshot = current(told)
+    return picture.tenant(snapshot, _named(snapshot, ask))
+
+
+def _explanation(told: Told, ask: Ask) -> View:
+    snapshot = current(told)
+    return explain.explanation(snapshot, _named(snapshot, ask))
+
+
+def _named(snapshot: Snapshot, ask: Ask) -> Tenant:
+    """The tenant asked for. Who may not see it does not learn whether it exists."""
+    for tenant in picture.tenants(snapshot, ask.peer):
+        if wire(tenant.name) == ask.name:
+            return tenant
+    if not ask.peer.sees_all:
+        raise _forbidden(ask.peer, "see a tenant that is not yours")
+    return not_found(
+        f"there is no tenant {ask.name!r} here",
+        "GET /v1/tenants lists them; in a path, write / as %2F",
+    )
+
+
+def _plan(told: Told, _ask: Ask) -> View:
+    return explain.plan(current(told))
+
+
+def _events(told: Told, ask: Ask) -> View:
+    snapshot = current(told)
+    items = picture.events(snapshot, _size(ask.query))
+    return Page(items=items, next=None, total=len(snapshot.events))
+
+
+def _config(told: Told, _ask: Ask) -> Mapping[str, object]:
+    return told.settings()
+
+
+GETS: tuple[Get, ...] = (
+    Get("/v1/node", For.ANYONE, _node),
+    Get("/v1/health", For.ANYONE, _health),
+    Get("/v1/gpus", For.TENANTS, _gpus),
+    Get("/v1/gpus/{name}", For.TENANTS, _gpu),
+    Get("/v1/tenants", For.TENANTS, _tenants),
+    Get("/v1/tenants/{name}", For.TENANTS, _tenant),
+    Get("/v1/tenants/{name}/explanation", For.TENANTS, _explanation),
+    Get("/v1/plan", For.ADMINS, _plan),
+    Get("/v1/events", For.ADMINS, _events),
+    Get("/v1/config", For.ADMINS, _config),
+)
+
+POSTS: tuple[Post, ...] = (
+    Post("/v1/reload", Reload),
+    Post("/v1/pause", Pause),
+    Post("/v1/unpause", Unpause),
+    Post("/v1/release", ReleaseGpus),
+    Post("/v1/resume", ResumeGpus),
+)
+
+
+# -- may they? -----------------------------------------------------------------------------------------
+
+
+class Gate:
+    """Tells who may use a route, and which group to join where it is refused."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def check(self, peer: Peer, audience: For) -> None:
+        """Raises Trouble (403)."""
+        if audience is For.ANYONE or peer.role is Role.ADMIN:
+            return
+        if audience is For.TENANTS and peer.role is Role.TENANT:
+            return
+        raise _forbidden(peer, "do this")
+
+    def remedy(self) -> str:
+        if not self._group:
+            return "ask root: the configuration names no group of administrators (api.group)"
+        return (
+            f"join the group {self._group} (usermod -aG {self._group} USER, then log in again), "
+            "or ask an administrator"
+        )
+
+
+def _forbidden(peer: Peer, what: str) -> Trouble:
+    reason = f": {peer.why}" if peer.why else ""
+    return Trouble(403, f"user {peer.uid} may not {what}{reason}")
+
+
+# -- commands ------------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Takes commands to the inbox, never more than a few at once."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._waiting = 0
+
+    async def take(self, post: Post, peer: Peer) -> Done:
+        """Hand in the command and wait for its answer. Raises what the inbox raises."""
+        if self._waiting >= _COMMANDS_WAITING:
+            raise Trouble(503, "too many commands are waiting", "try again", retry_after=1)
+        self._waiting += 1
+        try:
+            return Done(
+                done=await self._answer(self._inbox.submit(post.command(f"uid {peer.uid}")))
+            )
+        finally:
+            self._waiting -= 1
+
+    async def _answer(self, submitted: Awaitable[str]) -> str:
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await submitted
+        except TimeoutError:
+            raise Unavailable(
+                f"the loop has not answered within {_ANSWER_SECONDS:.0f} s; the command may still "
+                "be carried out: look at /v1/health"
+            ) from None
+
+
+# -- JSON ----------------------------------------------------------------------------------------------
+
+
+def to_json(answer: object) -> bytes:
+    """UTF-8 JSON. Text that is no UTF-8 is sent escaped, infinity as "+Inf", NaN as null."""
+    try:
+        return msgspec.json.encode(answer)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_mended(msgspec.to_builtins(answer)))
+
+
+def _mended(value: object) -> object:
+    if isinstance(value, str):
+        return wire(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return picture.number(value)
+    if isinstance(value, dict):
+        return {wire(str(k)): _mended(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mended(v) for v in value]
+    return value

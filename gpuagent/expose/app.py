@@ -1,0 +1,233 @@
+"""The routes as an HTTP application: roles, limits, problem documents, and what keeps it alive.
+
+The outermost frame of every request is `_guard`: whatever a request provokes ends there as a
+problem document.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from gpuagent.errors import AgentError, Corrupt
+from gpuagent.expose import problems
+from gpuagent.expose.api import (
+    GETS,
+    POSTS,
+    STALE_SECONDS,
+    Ask,
+    Counter,
+    For,
+    Gate,
+    Get,
+    Inbox,
+    Post,
+    Told,
+    current,
+    to_json,
+)
+from gpuagent.expose.auth import Peer
+from gpuagent.expose.metrics import CONTENT_TYPE, Exposition
+from gpuagent.expose.problems import Problem, Trouble
+from gpuagent.log import printable
+
+BODY_MOST_BYTES = 4096
+_BODY_SECONDS = 5.0
+_SEND_SECONDS = 20.0
+"""A reader that has not taken its answer by then is cut off."""
+
+PeerOf = Callable[[web.Request], Peer]
+
+_log = structlog.get_logger()
+
+
+class Pages:
+    """The three pages for machines: /metrics, /healthz, /readyz."""
+
+    def __init__(self, told: Told, exposition: Exposition) -> None:
+        self._told = told
+        self._exposition = exposition
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        zipped = "gzip" in request.headers.get("Accept-Encoding", "")
+        body = await self._exposition.text(current(self._told), zipped=zipped)
+        response = web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+        response.headers["Vary"] = "Accept-Encoding"
+        if zipped:
+            response.headers["Content-Encoding"] = "gzip"
+        return response
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """Whether the loop turns. The agent is alive before its first tick, too."""
+        snapshot = self._told.latest()
+        if snapshot is not None:
+            age = self._told.clock.now().mono - snapshot.state.now.mono
+            if age > STALE_SECONDS:
+                raise Trouble(503, f"the control loop has been stuck for {age:.0f} s")
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """Whether there is a picture of the host."""
+        current(self._told)
+        return web.Response(text="ready\n")
+
+
+def socket_app(
+    told: Told, inbox: Inbox, *, gate: Gate, peer_of: PeerOf, exposition: Exposition
+) -> web.Application:
+    """Everything, for the Unix socket: roles by peer."""
+    pages = Pages(told, exposition)
+    app = web.Application(middlewares=[_guard(gate)], client_max_size=BODY_MOST_BYTES)
+    counter = Counter(inbox)
+    for get in GETS:
+        # Names may hold anything; aiohttp by itself would not match one with a brace.
+        path = get.path.replace("{name}", "{name:[^/]+}")
+        app.router.add_get(path, _reader(told, get, gate, peer_of))
+    for post in POSTS:
+        app.router.add_post(post.path, _taker(counter, post, gate, peer_of))
+    app.router.add_get("/healthz", pages.healthz)
+    app.router.add_get("/readyz", pages.readyz)
+
+    async def metrics(request: web.Request) -> web.Response:
+        gate.check(peer_of(request), For.ADMINS)  # it names every tenant
+        return await pages.metrics(request)
+
+    app.router.add_get("/metrics", metrics)
+    app.on_response_prepare.append(_finish)
+    return app
+
+
+def loopback_app(told: Told, *, hosts: frozenset[str], exposition: Exposition) -> web.Application:
+    """The three pages, for the loopback address. `hosts` are the names it may be asked by."""
+    pages = Pages(told, exposition)
+    app = web.Application(
+        middlewares=[_guard(None), _same_host(hosts)], client_max_size=BODY_MOST_BYTES
+    )
+    app.router.add_get("/metrics", pages.metrics)
+    app.router.add_get("/healthz", pages.healthz)
+    app.router.add_get("/readyz", pages.readyz)
+    app.on_response_prepare.append(_finish)
+    return app
+
+
+def _reader(told: Told, get: Get, gate: Gate, peer_of: PeerOf) -> Handler:
+    async def respond(request: web.Request) -> web.Response:
+        peer = peer_of(request)
+        gate.check(peer, get.audience)
+        ask = Ask(peer, request.match_info.get("name", ""), dict(request.query))
+        return web.Response(body=to_json(get.answer(told, ask)), content_type="application/json")
+
+    return respond
+
+
+def _taker(counter: Counter, post: Post, gate: Gate, peer_of: PeerOf) -> Handler:
+    async def respond(request: web.Request) -> web.Response:
+        peer = peer_of(request)
+        gate.check(peer, post.audience)
+        try:
+            if (request.content_length or 0) > BODY_MOST_BYTES:
+                raise web.HTTPRequestEntityTooLarge(BODY_MOST_BYTES, request.content_length or 0)
+            async with asyncio.timeout(_BODY_SECONDS):
+                await request.read()  # commands have no arguments; a body is bounded, not used
+        except TimeoutError:
+            raise Trouble(408, f"the body did not arrive within {_BODY_SECONDS:.0f} s") from None
+        done = await counter.take(post, peer)
+        return web.Response(body=to_json(done), content_type="application/json")
+
+    return respond
+
+
+def _guard(gate: Gate | None) -> Middleware:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except AgentError as error:
+            response = _refused(error, gate)
+        except web.HTTPException as error:
+            response = _from_router(request, error)
+        except web.RequestPayloadError:
+            response = _problem(Trouble(400, "the body is not what its headers say").problem())
+        except Exception:  # noqa: BLE001 - the outermost frame: no request ends the daemon
+            _log.exception("a request met a fault of the agent", path=request.path)
+            response = _refused(Corrupt("this is a fault of the agent; its log says more"), gate)
+        return await _send(request, response)
+
+    return guard
+
+
+def _same_host(hosts: frozenset[str]) -> Middleware:
+    """Refuses what a web page in somebody's browser could send (DNS rebinding, cross-site)."""
+
+    @web.middleware
+    async def same_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+        asked = request.headers.getall("Host", [])
+        if len(asked) != 1 or _host_of(asked[0]) not in hosts:
+            raise Trouble(403, "the Host header names another host", "ask by the loopback address")
+        for origin in request.headers.getall("Origin", []):
+            if _host_of(origin.partition("://")[2]) not in hosts:
+                raise Trouble(403, "the Origin header names another host")
+        return await handler(request)
+
+    return same_host
+
+
+def _host_of(authority: str) -> str:
+    """Host of "host:port" or "[v6]:port", in lower case."""
+    if authority.startswith("["):
+        return authority.partition("]")[0].lower() + "]"
+    return authority.partition(":")[0].lower()
+
+
+def _refused(error: AgentError, gate: Gate | None) -> web.Response:
+    problem = problems.of(error)
+    if problem.status == 403 and gate is not None and not problem.remedy:
+        problem = msgspec.structs.replace(problem, remedy=gate.remedy())
+    response = _problem(problem)
+    retry_after = error.retry_after if isinstance(error, Trouble) else 0
+    if retry_after or problem.status == 503:
+        response.headers["Retry-After"] = str(retry_after or 1)
+    return response
+
+
+def _from_router(request: web.Request, error: web.HTTPException) -> web.Response:
+    """What the router or the body's limit raised, as a problem document."""
+    details = {
+        404: ("there is nothing at this path", "see GET /v1/node, /v1/gpus, /v1/tenants, /v1/plan"),
+        405: (f"this path does not take {printable(request.method)}", "see the Allow header"),
+        413: (f"a body may have {BODY_MOST_BYTES} bytes at most", ""),
+    }
+    detail, remedy = details.get(error.status, (error.reason, ""))
+    response = _problem(Trouble(error.status, detail, remedy).problem())
+    if "Allow" in error.headers:
+        response.headers["Allow"] = error.headers["Allow"]
+    return response
+
+
+def _problem(problem: Problem) -> web.Response:
+    return web.Response(
+        status=problem.status, body=to_json(problem), content_type=problems.MEDIA_TYPE
+    )
+
+
+async def _send(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    """Send now, while the time can be bounded: the server itself would wait for ever."""
+    try:
+        async with asyncio.timeout(_SEND_SECONDS):
+            await response.prepare(request)
+            await response.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:
+        pass  # the reader has gone
+    return response
+
+
+async def _finish(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "gpuagent"
+    response.headers["Cache-Control"] = "no-store"
+    response.headers["X-Content-Type-Options"] = "nosniff"

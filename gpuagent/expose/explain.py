@@ -1,0 +1,151 @@
+"""From a snapshot to what is told about knobs: the plan, and why a tenant is treated as it is."""
+
+from collections.abc import Iterable, Mapping
+
+from gpuagent.expose.picture import hold, number, numbers, passive_why, readings, row
+from gpuagent.expose.views import CauseView, ExplanationView, KnobView, PlanView
+from gpuagent.model.inventory import Level, Subject, Tenant, on_cgroup, on_gpu
+from gpuagent.model.plan import Cause, Setting, Snapshot
+from gpuagent.model.state import KnobKey, NodeState, Outcome
+from gpuagent.model.vocab import KNOBS, SIGNAL, Knob, On
+
+LEVEL_MEANS: Mapping[Level, str] = {
+    Level.L1: "latency-critical: its own knobs are never turned",
+    Level.L2: "batch: held back once the best-effort tenants are at their floor",
+    Level.L3: "best effort: held back first",
+}
+
+
+def explanation(snapshot: Snapshot, who: Tenant) -> ExplanationView:
+    posture = snapshot.posture
+    keys = {**dict.fromkeys(_reach(who)), **dict.fromkeys(_turned(snapshot, who))}
+    settings = snapshot.plan.by_key()
+    return ExplanationView(
+        row=row(snapshot, who),
+        level_means=LEVEL_MEANS[who.level],
+        mode=posture.mode,
+        acts=posture.acts,
+        passive_why=passive_why(posture),
+        causes=tuple(_cause(c, snapshot) for c in snapshot.causes if _concerns(c, who)),
+        knobs=tuple(_knob(snapshot, key, settings.get(key), who) for key in keys),
+        limits=who.limits,
+        seats=who.seats,
+        readings=readings(snapshot.state, lambda s: s.tenant == who.name),
+    )
+
+
+def _reach(who: Tenant) -> Iterable[KnobKey]:
+    """Every knob that could reach the tenant: on its own cgroups and on its cards."""
+    for knob in KNOBS:
+        if knob.on is On.CGROUP:
+            yield from ((knob, on_cgroup(who.name, s.path, s.inode)) for s in who.seats)
+        elif knob.on is On.GPU:
+            yield from ((knob, on_gpu(uuid)) for uuid in who.gpus)
+
+
+def _turned(snapshot: Snapshot, who: Tenant) -> Iterable[KnobKey]:
+    """Knobs of the tenant that a policy turned elsewhere, such as at an ancestor of a seat."""
+    keys = (*snapshot.plan.by_key(), *snapshot.outcomes)
+    return (key for key in keys if key[1].tenant == who.name)
+
+
+def _concerns(cause: Cause, who: Tenant) -> bool:
+    subject = cause.subject
+    if subject.tenant:
+        return subject.tenant == who.name
+    return subject.on is On.NODE or subject.gpu in who.gpus
+
+
+def _cause(cause: Cause, snapshot: Snapshot) -> CauseView:
+    return CauseView(
+        kind=cause.kind,
+        gpu=cause.subject.gpu or None,
+        tenant=cause.subject.tenant or None,
+        held_seconds=max(0.0, snapshot.state.now.mono - cause.since),
+        why=cause.why,
+        numbers=numbers(cause.numbers),
+    )
+
+
+# -- knobs ---------------------------------------------------------------------------------------------
+
+
+def plan(snapshot: Snapshot) -> PlanView:
+    settings = snapshot.plan.by_key()
+    keys = {**dict.fromkeys(settings), **dict.fromkeys(snapshot.outcomes)}
+    order = sorted(keys, key=lambda k: (k[0].name, k[1]))
+    inventory = snapshot.state.inventory
+    return PlanView(
+        acts=snapshot.posture.acts,
+        passive_why=passive_why(snapshot.posture),
+        knobs=tuple(
+            _knob(snapshot, k, settings.get(k), inventory.tenant(k[1].tenant)) for k in order
+        ),
+        causes=tuple(_cause(c, snapshot) for c in snapshot.causes),
+        held_back={h.tenant: hold(h) for h in snapshot.holds if h.share < 1},
+    )
+
+
+def _knob(
+    snapshot: Snapshot, key: KnobKey, setting: Setting | None, who: Tenant | None
+) -> KnobView:
+    knob, subject = key
+    outcome = snapshot.outcomes.get(key)
+    return KnobView(
+        knob=knob.name,
+        unit=knob.unit,
+        gpu=subject.gpu or None,
+        tenant=subject.tenant or None,
+        cgroup=subject.cgroup or None,
+        wanted=number(_wanted(setting, outcome)),
+        real=number(_real(snapshot.state, knob, subject, outcome)),
+        original=number(None if outcome is None else outcome.original),
+        result=_result(setting, outcome),
+        why=setting.why if setting else _no_setting(subject, outcome, who),
+        outcome_why=_hindered(setting, outcome),
+        rule=setting.rule if setting else "",
+        numbers=numbers(setting.numbers if setting else ()),
+        takes_effect=knob.takes_effect,
+        age_seconds=None if outcome is None else max(0.0, snapshot.state.now.mono - outcome.at),
+    )
+
+
+def _wanted(setting: Setting | None, outcome: Outcome | None) -> float | None:
+    if setting is not None:
+        return setting.value
+    return None if outcome is None else outcome.wanted
+
+
+def _real(state: NodeState, knob: Knob, subject: Subject, outcome: Outcome | None) -> float | None:
+    """As read back by the actuator, else as a sensor read it."""
+    if outcome is not None and outcome.real is not None:
+        return outcome.real
+    signal = SIGNAL.get(knob.real_name)
+    return None if signal is None else state.fresh(signal, subject)
+
+
+def _result(setting: Setting | None, outcome: Outcome | None) -> str | None:
+    if outcome is not None:
+        return outcome.result
+    return setting.blocked.result if setting is not None and setting.blocked else None
+
+
+def _hindered(setting: Setting | None, outcome: Outcome | None) -> str:
+    if outcome is not None and outcome.why:
+        return outcome.why
+    return setting.blocked.why if setting is not None and setting.blocked else ""
+
+
+def _no_setting(subject: Subject, outcome: Outcome | None, who: Tenant | None) -> str:
+    """Why nothing is wished for a knob."""
+    if outcome is not None and outcome.original is not None:
+        return "nothing calls for it any more: the original value is put back"
+    if who is not None and subject.on is On.CGROUP:
+        if who.level is Level.L1:
+            return "the tenant is L1, which is never held back"
+        if not who.enforce:
+            return "the tenant is only observed, as configured"
+        refusal = next((s.refusal for s in who.seats if s.path == subject.cgroup), "")
+        if refusal:
+            return f"cannot be used here: {refusal}"
+    return "nothing calls for it"

@@ -1,0 +1,267 @@
+"""From a snapshot to what is told: pure functions, one for each view."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from gpuagent.expose.auth import Peer
+from gpuagent.expose.views import (
+    EventView,
+    GpuView,
+    HealthView,
+    HoldView,
+    LoopView,
+    NodeView,
+    Number,
+    ProcessView,
+    ReadingView,
+    SensorView,
+    TenantRow,
+    TenantView,
+)
+from gpuagent.model import vocab
+from gpuagent.model.inventory import (
+    NODE,
+    Gpu,
+    Level,
+    Subject,
+    Tenant,
+    on_tenant,
+    on_tenant_gpu,
+)
+from gpuagent.model.plan import Hold, Posture, Snapshot
+from gpuagent.model.state import Event, Health, NodeState, Reading
+from gpuagent.model.vocab import On, Signal
+
+
+def wire(text: str) -> str:
+    r"""`text` as it can be sent: bytes that were not UTF-8 are written as \udc80 and the like."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def number(value: float | None) -> Number:
+    """`value` as JSON can say it; NaN is unknown."""
+    if value is None or math.isnan(value):
+        return None
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return value
+
+
+def numbers(pairs: Iterable[tuple[str, float]]) -> dict[str, Number]:
+    return {name: number(value) for name, value in pairs}
+
+
+def passive_why(posture: Posture) -> str:
+    """Why nothing on the host is changed now; empty while the agent acts."""
+    if posture.paused:
+        return "the agent is paused; `gpuagent unpause` lets it act again"
+    if posture.demoted:
+        return posture.demoted
+    return "" if posture.mode == "enforce" else 'mode = "observe": nothing is changed'
+
+
+# -- the node ------------------------------------------------------------------------------------------
+
+
+def node(snapshot: Snapshot, version: str) -> NodeView:
+    state, posture = snapshot.state, snapshot.posture
+    gpus, tenants = state.inventory.gpus, state.inventory.tenants
+
+    def read(signal: Signal) -> Number:
+        return number(state.fresh(signal, NODE))
+
+    return NodeView(
+        version=version,
+        mode=posture.mode,
+        acts=posture.acts,
+        paused=posture.paused,
+        released=posture.released,
+        taken_at=state.now.wall,
+        gpus=None if gpus is None else len(gpus),
+        gpus_blind=None if gpus is None else sum(1 for g in gpus if g.blind),
+        tenants=None if tenants is None else len(tenants),
+        tenants_held_back=sum(1 for h in snapshot.holds if h.share < 1),
+        active_causes=len(snapshot.causes),
+        gpu_power_watts=read(vocab.NODE_POWER_WATTS),
+        cpus=read(vocab.NODE_CPU_COUNT),
+        cpu_busy_ratio=read(vocab.NODE_CPU_BUSY_RATIO),
+        cpu_pressure_ratio=read(vocab.NODE_CPU_PRESSURE_RATIO),
+        memory_total_bytes=read(vocab.NODE_MEMORY_TOTAL_BYTES),
+        memory_available_bytes=read(vocab.NODE_MEMORY_AVAILABLE_BYTES),
+    )
+
+
+def health(snapshot: Snapshot, now: float) -> HealthView:
+    """`now` is monotonic seconds of the request, from which the picture's age follows."""
+    posture, state = snapshot.posture, snapshot.state
+    sensors = tuple(_sensor(state.health[k], state.now.mono) for k in sorted(state.health))
+    blind = any(g.blind for g in state.inventory.gpus or ())
+    sound = not (blind or posture.config_error or posture.demoted)
+    return HealthView(
+        ok=sound and all(s.up is not False for s in sensors),
+        mode=posture.mode,
+        acts=posture.acts,
+        paused=posture.paused,
+        released=posture.released,
+        passive_why=passive_why(posture),
+        config_path=posture.config_path,
+        config_error=posture.config_error,
+        config_loaded_wall=posture.config_loaded_wall,
+        sensors=sensors,
+        loop=LoopView(
+            ticks=snapshot.stats.ticks,
+            tick_seconds=snapshot.stats.tick_seconds,
+            lag_seconds=snapshot.stats.lag_seconds,
+            age_seconds=max(0.0, now - state.now.mono),
+        ),
+    )
+
+
+def _sensor(said: Health, now: float) -> SensorView:
+    return SensorView(
+        name=said.name,
+        up=said.up,
+        why=said.why,
+        last_success_seconds=None if said.last_success is None else now - said.last_success,
+        duration_seconds=said.seconds,
+        failures=said.failures,
+    )
+
+
+def events(snapshot: Snapshot, limit: int) -> tuple[EventView, ...]:
+    """The latest, newest first."""
+    now = snapshot.state.now
+    return tuple(_event(e, now.wall - now.mono) for e in snapshot.events[::-1][:limit])
+
+
+def _event(event: Event, epoch: float) -> EventView:
+    subject = event.subject or NODE
+    return EventView(
+        kind=event.kind,
+        wall=epoch + event.at,
+        text=event.text,
+        gpu=subject.gpu or None,
+        tenant=subject.tenant or None,
+        numbers=numbers(event.numbers),
+    )
+
+
+# -- readings ------------------------------------------------------------------------------------------
+
+
+def readings(state: NodeState, wanted: Callable[[Subject], bool]) -> tuple[ReadingView, ...]:
+    now = state.now.mono
+    found = [r for r in state.live() if wanted(r.subject)]
+    found.sort(key=lambda r: (r.signal.name, r.subject, r.dims))
+    return tuple(_reading(r, now) for r in found)
+
+
+def _reading(reading: Reading, now: float) -> ReadingView:
+    subject = reading.subject
+    labels = {
+        **({"gpu": subject.gpu} if subject.gpu else {}),
+        **({"cgroup": subject.cgroup} if subject.cgroup else {}),
+        **dict(zip(reading.signal.dims, reading.dims, strict=False)),
+    }
+    return ReadingView(
+        name=reading.signal.name,
+        labels=labels,
+        value=number(reading.value),
+        age_seconds=max(0.0, now - reading.at),
+        estimated=not reading.exact,
+    )
+
+
+# -- cards ---------------------------------------------------------------------------------------------
+
+
+def gpus(snapshot: Snapshot, reader: Peer) -> tuple[Gpu, ...]:
+    """Cards that the reader may see: those of its tenants; by index, then UUID."""
+    inventory = snapshot.state.inventory
+    shared = {u for t in inventory.tenants or () if reader.may_see(t.name) for u in t.gpus}
+    shown = (g for g in inventory.gpus or () if reader.sees_all or g.uuid in shared)
+    return tuple(sorted(shown, key=lambda g: (g.index, g.uuid)))
+
+
+def gpu(snapshot: Snapshot, card: Gpu, reader: Peer) -> GpuView:
+    state = snapshot.state
+    on_it = state.inventory.on_card(card.uuid)
+    slices = {card.uuid, *(m.uuid for m in card.mig)}
+    return GpuView(
+        uuid=card.uuid,
+        index=card.index,
+        name=card.name,
+        pci_bus_id=card.pci_bus_id,
+        driver=card.driver,
+        memory_bytes=card.memory_bytes,
+        power_min_watts=card.power_min_watts,
+        power_max_watts=card.power_max_watts,
+        power_default_watts=card.power_default_watts,
+        numa_node=card.numa_node,
+        mig_enabled=card.mig_enabled,
+        mig=card.mig,
+        links=card.links,
+        blind=card.blind,
+        tenants=tuple(sorted(t.name for t in on_it if reader.may_see(t.name))),
+        readings=readings(state, lambda s: s.on in {On.GPU, On.MIG} and s.gpu in slices),
+    )
+
+
+# -- tenants -------------------------------------------------------------------------------------------
+
+
+def tenants(snapshot: Snapshot, reader: Peer) -> tuple[Tenant, ...]:
+    """Tenants that the reader may see, by name as it is sent."""
+    shown = (t for t in snapshot.state.inventory.tenants or () if reader.may_see(t.name))
+    return tuple(sorted(shown, key=lambda t: wire(t.name)))
+
+
+def row(snapshot: Snapshot, tenant: Tenant) -> TenantRow:
+    state = snapshot.state
+    held = next((h for h in snapshot.holds if h.tenant == tenant.name), None)
+    index = {g.uuid: g.index for g in state.inventory.gpus or ()}
+    used = [
+        state.fresh(vocab.TENANT_GPU_MEMORY_BYTES, on_tenant_gpu(tenant.name, u))
+        for u in tenant.gpus
+    ]
+    return TenantRow(
+        name=tenant.name,
+        level=tenant.level.name,
+        kind=tenant.kind,
+        rule=tenant.rule,
+        may_be_held_back=tenant.enforce and tenant.level is not Level.L1,
+        share_ratio=1.0 if held is None else held.share,
+        held_back=None if held is None or held.share >= 1 else hold(held),
+        processes=len(tenant.processes),
+        gpus=tuple(sorted(index[u] for u in tenant.gpus if u in index)),
+        gpu_memory_bytes=_total(used),
+        cpu_cores=number(state.fresh(vocab.TENANT_CPU_CORES, on_tenant(tenant.name))),
+    )
+
+
+def _total(values: Sequence[float | None]) -> Number:
+    """The sum, or None unless every part is known: a part of it would pass for the whole."""
+    known = [v for v in values if v is not None]
+    return number(sum(known)) if values and len(known) == len(values) else None
+
+
+def hold(of: Hold) -> HoldView:
+    return HoldView(share_ratio=of.share, rung=of.rung, cause=of.cause, why=of.why)
+
+
+def tenant(snapshot: Snapshot, who: Tenant) -> TenantView:
+    state = snapshot.state
+    return TenantView(
+        row=row(snapshot, who),
+        gpu_uuids=who.gpus,
+        users=who.users,
+        known_seconds=max(0.0, state.now.mono - who.since),
+        limits=who.limits,
+        places=who.places,
+        seats=who.seats,
+        processes=tuple(
+            ProcessView(pid=p.pid, user=p.user, name=p.name, exe=p.exe, cgroup=p.cgroup)
+            for p in who.processes
+        ),
+        readings=readings(state, lambda s: s.tenant == who.name),
+    )

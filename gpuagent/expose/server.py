@@ -1,0 +1,142 @@
+"""The listeners: the Unix socket with roles, and the loopback address for Prometheus."""
+
+import asyncio
+import contextlib
+import logging
+import os
+
+import structlog
+from aiohttp import web
+
+from gpuagent.expose.api import Gate, Inbox, Told
+from gpuagent.expose.app import loopback_app, socket_app
+from gpuagent.expose.auth import Rules, cgroup_of
+from gpuagent.expose.door import Admission, Callers
+from gpuagent.expose.metrics import Exposition
+from gpuagent.expose.sockets import (
+    Address,
+    bind_loopback,
+    bind_socket,
+    group_id,
+    remove_socket,
+)
+
+_LOOPBACK_CONNECTIONS = 32
+
+_log = structlog.get_logger()
+
+# aiohttp logs each malformed request with a traceback: a way for anybody to fill the disk. What is
+# a fault of ours is logged by the outermost frame of a request.
+_unsaid = logging.getLogger("gpuagent.expose.unsaid")
+_unsaid.disabled = True
+
+
+class Server:
+    """Both listeners. `start`, then `run` until cancelled; `stop` is part of `run`."""
+
+    def __init__(
+        self,
+        told: Told,
+        inbox: Inbox,
+        *,
+        path: str,
+        group: str = "",
+        metrics_listen: str = "",
+        idle_seconds: float = 15.0,
+    ) -> None:
+        """Nothing is opened yet. An empty `metrics_listen` means no loopback listener.
+
+        A connection on which no request has become complete for `idle_seconds` is closed.
+        """
+        self._told = told
+        self._inbox = inbox
+        self._path = path
+        self._group = group
+        self._listen = metrics_listen
+        self._idle_seconds = idle_seconds
+        self._exposition = Exposition(told.version)
+        self._open = contextlib.AsyncExitStack()
+        self._started = False
+        self.metrics_port: int | None = None
+        """Where /metrics is, once started."""
+
+    async def start(self) -> None:
+        """Open the listeners. Raises Refused, with what to do; nothing stays open then."""
+        try:
+            await self._start_socket()
+            if self._listen:
+                await self._start_loopback(Address.parse(self._listen))
+        except BaseException:
+            await self.stop()
+            raise
+        self._started = True
+
+    async def run(self) -> None:
+        """Serve until cancelled, then close and remove the socket. Starts if need be."""
+        try:
+            if not self._started:
+                await self.start()
+            await asyncio.Event().wait()
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Close what is open; requests in progress get two seconds."""
+        await self._open.aclose()
+        self._exposition.close()
+
+    async def _start_socket(self) -> None:
+        group = group_id(self._group)
+        if self._group and group is None:
+            _log.warning("no such group: only root is an administrator", group=self._group)
+        callers = Callers(self._told, Rules(group=group, own_cgroup=_own_cgroup()))
+        app = socket_app(
+            self._told,
+            self._inbox,
+            gate=Gate(self._group),
+            peer_of=callers.peer_of,
+            exposition=self._exposition,
+        )
+        sock = bind_socket(self._path)
+        self._open.callback(sock.close)
+        self._open.callback(remove_socket, self._path, os.lstat(self._path).st_ino)
+        server = await self._http(app)
+        listener = await asyncio.get_running_loop().create_unix_server(
+            lambda: Admission(server, callers.admit), sock=sock
+        )
+        self._open.callback(listener.close)
+
+    async def _start_loopback(self, address: Address) -> None:
+        app = loopback_app(self._told, hosts=address.names, exposition=self._exposition)
+        sock = bind_loopback(address)
+        self._open.callback(sock.close)
+        self.metrics_port = sock.getsockname()[1]
+        server = await self._http(app)
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: Admission(server, lambda _: len(server.connections) < _LOOPBACK_CONNECTIONS),
+            sock=sock,
+        )
+        self._open.callback(listener.close)
+
+    async def _http(self, app: web.Application) -> web.Server:
+        """What speaks HTTP on each connection, with limits on the silent and the slow."""
+        runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            access_log=None,
+            logger=_unsaid,
+            keepalive_timeout=self._idle_seconds,
+            lingering_time=2.0,
+            shutdown_timeout=2.0,
+            auto_decompress=False,
+        )
+        await runner.setup()
+        self._open.push_async_callback(runner.cleanup)
+        assert runner.server is not None
+        return runner.server
+
+
+def _own_cgroup() -> str:
+    with contextlib.suppress(OSError):
+        return cgroup_of("self")
+    return ""

@@ -1,0 +1,257 @@
+"""The shape of every response of the API. Unknown is null, never 0; names end in their base unit."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from gpuagent.model.inventory import Limits, Link, MigInstance, Place, Seat
+
+Number = float | Literal["+Inf", "-Inf"] | None
+"""JSON has no infinity: "+Inf" is no limit, null is unknown."""
+
+
+class View(msgspec.Struct, frozen=True):
+    """A part of a response."""
+
+
+class ReadingView(View, frozen=True):
+    """One measured value."""
+
+    name: str
+    labels: Mapping[str, str]
+    """GPU, MIG instance, cgroup, and the dimensions of the signal."""
+    value: Number
+    age_seconds: float
+    estimated: bool
+
+
+class KnobView(View, frozen=True):
+    """One knob on one target: what is wished for it and what became of that."""
+
+    knob: str
+    unit: str
+    gpu: str | None
+    tenant: str | None
+    cgroup: str | None
+    wanted: Number
+    """Null where nothing is wished, or where the original is being put back."""
+    real: Number
+    original: Number
+    """What it was before the agent's first write; null while it is not the agent's."""
+    result: str | None
+    """Null where nothing is wished."""
+    why: str
+    """The reason for the setting, or for there being none."""
+    outcome_why: str
+    """What hindered or qualified it."""
+    rule: str
+    numbers: Mapping[str, Number]
+    takes_effect: str
+    age_seconds: float | None
+    """Since the outcome came about."""
+
+
+class CauseView(View, frozen=True):
+    """A condition that calls for relief."""
+
+    kind: str
+    gpu: str | None
+    tenant: str | None
+    held_seconds: float
+    why: str
+    numbers: Mapping[str, Number]
+
+
+class HoldView(View, frozen=True):
+    """How far a tenant is held back, and through what."""
+
+    share_ratio: float
+    rung: str
+    cause: str
+    why: str
+
+
+class NodeView(View, frozen=True):
+    """Totals: nothing here names a tenant."""
+
+    version: str
+    mode: str
+    acts: bool
+    """Whether anything on the host may be changed now."""
+    paused: bool
+    released: bool
+    taken_at: float
+    """Wall clock of the picture, seconds since the epoch."""
+    gpus: int | None
+    gpus_blind: int | None
+    tenants: int | None
+    tenants_held_back: int
+    active_causes: int
+    gpu_power_watts: Number
+    cpus: Number
+    cpu_busy_ratio: Number
+    cpu_pressure_ratio: Number
+    memory_total_bytes: Number
+    memory_available_bytes: Number
+
+
+class GpuView(View, frozen=True):
+    """A card and what was read from it."""
+
+    uuid: str
+    index: int
+    name: str
+    pci_bus_id: str
+    driver: str
+    memory_bytes: int | None
+    power_min_watts: float | None
+    power_max_watts: float | None
+    power_default_watts: float | None
+    numa_node: int | None
+    mig_enabled: bool | None
+    mig: tuple[MigInstance, ...]
+    links: tuple[Link, ...]
+    blind: str
+    """Why nothing can be read from it; empty while it answers."""
+    tenants: tuple[str, ...]
+    """Those on this card that the reader may see."""
+    readings: tuple[ReadingView, ...]
+
+
+class TenantRow(View, frozen=True):
+    """A tenant in a list."""
+
+    name: str
+    level: str
+    kind: str
+    """As declared; empty where it is not."""
+    rule: str
+    """Empty for one that was found."""
+    may_be_held_back: bool
+    share_ratio: float
+    held_back: HoldView | None
+    processes: int
+    gpus: tuple[int, ...]
+    """Indices of its cards; the UUIDs are in the tenant's own view."""
+    gpu_memory_bytes: Number
+    """Over all its cards; null unless all are known."""
+    cpu_cores: Number
+
+
+class ProcessView(View, frozen=True):
+    """A process of a tenant."""
+
+    pid: int
+    user: str
+    name: str
+    exe: str
+    cgroup: str
+
+
+class TenantView(View, frozen=True):
+    """A tenant in full."""
+
+    row: TenantRow
+    gpu_uuids: tuple[str, ...]
+    users: tuple[str, ...]
+    known_seconds: float
+    limits: Limits
+    places: tuple[Place, ...]
+    seats: tuple[Seat, ...]
+    processes: tuple[ProcessView, ...]
+    readings: tuple[ReadingView, ...]
+
+
+class ExplanationView(View, frozen=True):
+    """Why a tenant is treated as it is."""
+
+    row: TenantRow
+    level_means: str
+    mode: str
+    acts: bool
+    passive_why: str
+    """Why nothing is changed now; empty while the agent acts."""
+    causes: tuple[CauseView, ...]
+    """Those on its cards, on the node, and of its own."""
+    knobs: tuple[KnobView, ...]
+    """Every knob that could reach it, turned or not."""
+    limits: Limits
+    seats: tuple[Seat, ...]
+    readings: tuple[ReadingView, ...]
+
+
+class PlanView(View, frozen=True):
+    """All that is wished, and what became of it."""
+
+    acts: bool
+    passive_why: str
+    knobs: tuple[KnobView, ...]
+    causes: tuple[CauseView, ...]
+    held_back: Mapping[str, HoldView]
+
+
+class EventView(View, frozen=True):
+    """Something that happened once."""
+
+    kind: str
+    wall: float
+    """Seconds since the epoch, by the clock as it is now."""
+    text: str
+    gpu: str | None
+    tenant: str | None
+    numbers: Mapping[str, Number]
+
+
+class SensorView(View, frozen=True):
+    """How a sensor or an actuator fares."""
+
+    name: str
+    up: bool | None
+    why: str
+    last_success_seconds: float | None
+    """Ago; null if never."""
+    duration_seconds: float
+    failures: int
+
+
+class LoopView(View, frozen=True):
+    """The loop's own health."""
+
+    ticks: int
+    tick_seconds: float
+    lag_seconds: float
+    age_seconds: float
+    """Since the last pass."""
+
+
+class HealthView(View, frozen=True):
+    """Whether the agent can do what it is for."""
+
+    ok: bool
+    """No sensor down, no card blind, configuration in force as written, not demoted."""
+    mode: str
+    acts: bool
+    paused: bool
+    released: bool
+    passive_why: str
+    config_path: str
+    config_error: str
+    config_loaded_wall: float
+    sensors: tuple[SensorView, ...]
+    loop: LoopView
+
+
+class Page(View, frozen=True):
+    """A part of a list in a stable order."""
+
+    items: tuple[View, ...]
+    next: str | None
+    """Pass it as `after` for the next part; null at the end."""
+    total: int
+
+
+class Done(View, frozen=True):
+    """What a command did."""
+
+    done: str

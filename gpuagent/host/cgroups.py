@@ -1,0 +1,160 @@
+"""The cgroup v2 tree: reads and writes control files of the cgroup that was meant, no other.
+
+A path can be removed and made again by somebody else at any time. So the directory is opened first,
+its inode compared, and the control file opened relative to it: what is written reaches the cgroup
+that was asked for or nothing at all. Files are never created (FACTS 5).
+"""
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+
+from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
+
+_CONTROL_FILE = re.compile(r"[a-z]+(?:[._][a-z0-9]+)+")
+_LARGEST = 1 << 20
+
+_MEANING: dict[int, type[AgentError]] = {
+    errno.ENOENT: Gone,
+    errno.ENODEV: Gone,
+    errno.ENOTDIR: Gone,
+    errno.ESRCH: Gone,  # a process that cgroup.procs is asked to take
+    errno.EOPNOTSUPP: Unsupported,
+    errno.ENOSYS: Unsupported,
+    errno.EACCES: Refused,
+    errno.EPERM: Refused,
+    errno.EROFS: Refused,
+    errno.EINVAL: Refused,
+    errno.ERANGE: Refused,
+    errno.EBUSY: Refused,
+    errno.ENOSPC: Refused,
+    errno.EDQUOT: Refused,
+    errno.EISDIR: Refused,
+    errno.ELOOP: Refused,
+    errno.ENAMETOOLONG: Refused,
+}
+_REMEDY = {
+    errno.EROFS: "the cgroup mount is read-only; mount it read-write for the agent",
+    errno.EACCES: "the agent may not write here; run it as root or delegate the cgroup to it",
+    errno.EPERM: "the agent may not write here; run it as root or delegate the cgroup to it",
+    errno.EINVAL: "the kernel does not accept this value",
+    errno.ERANGE: "the kernel does not accept this value",
+    errno.ELOOP: "it is a symbolic link, which no control file is",
+}
+
+
+def _translated(broken: OSError, place: str) -> AgentError:
+    number = broken.errno or 0
+    remedy = _REMEDY.get(number)
+    text = f"{place}: {broken.strerror}" + (f" ({remedy})" if remedy else "")
+    return _MEANING.get(number, Unavailable)(text)
+
+
+class CgroupTree:
+    """The tree mounted at `root`. Blocking calls; safe from several threads."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root.rstrip("/") or "/"
+
+    def inode(self, path: str) -> int:
+        """Identity of a cgroup. Raises Gone; Refused for what is no path of a cgroup."""
+        with self._opened(path) as folder:
+            return os.fstat(folder).st_ino
+
+    def read(self, path: str, file: str) -> str:
+        """Content without the final newline. Raises Gone, Unsupported (no such file), Refused."""
+        with self._opened(path) as folder:
+            fd = self._control(folder, path, file, os.O_RDONLY)
+            try:
+                return _whole(fd).removesuffix(b"\n").decode("utf-8", "replace")
+            except OSError as broken:
+                raise _translated(broken, self._place(path, file)) from broken
+            finally:
+                os.close(fd)
+
+    def write(self, path: str, inode: int, file: str, text: str) -> None:
+        """Write one control file of the cgroup with this inode.
+
+        Raises Gone where the cgroup has gone or another has taken its path, Unsupported where it
+        has no such file, Refused where the kernel or the mount says no.
+        """
+        data = f"{text}\n".encode()
+        with self._opened(path) as folder:
+            if os.fstat(folder).st_ino != inode:
+                raise Gone(f"{self._place(path)}: another cgroup has taken this path")
+            # Truncated, as `echo` does it: the kernel ignores that, a plain file needs it.
+            fd = self._control(folder, path, file, os.O_WRONLY | os.O_TRUNC)
+            try:
+                written = os.write(fd, data)
+            except OSError as broken:
+                raise _translated(broken, self._place(path, file)) from broken
+            finally:
+                os.close(fd)
+            if written != len(data):
+                raise Unavailable(
+                    f"{self._place(path, file)}: only {written} of {len(data)} bytes were written"
+                )
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        parts = path.split("/")
+        if not path.startswith("/") or "\0" in path or ".." in parts or "." in parts:
+            raise Refused(f"{path!r} is no path below the cgroup root")
+        if "\ufffd" in path:
+            raise Refused(f"{path!r}: the name is not plain text, so it cannot be opened by it")
+        try:
+            folder = os.open(
+                self._place(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+        except OSError as broken:
+            raise _translated(broken, self._place(path)) from broken
+        except UnicodeEncodeError as broken:
+            raise Refused(f"{path!r} is no path below the cgroup root") from broken
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _control(self, folder: int, path: str, file: str, flags: int) -> int:
+        """The opened control file. The caller closes it."""
+        if not _CONTROL_FILE.fullmatch(file):
+            raise Refused(f"{file!r} is no name of a control file")
+        try:
+            # Non-blocking, so that a FIFO somebody put there holds nobody up.
+            fd = os.open(file, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+        except OSError as broken:
+            if broken.errno == errno.ENOENT and self._still(folder, path):
+                raise Unsupported(
+                    f"{self._place(path, file)}: no such control file; its controller is not "
+                    "enabled in the parent's cgroup.subtree_control"
+                ) from broken
+            raise _translated(broken, self._place(path, file)) from broken
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise Refused(f"{self._place(path, file)} is not a control file")
+        return fd
+
+    def _still(self, folder: int, path: str) -> bool:
+        """Whether the opened cgroup is still the one at its path."""
+        try:
+            now = os.stat(self._place(path), follow_symlinks=False)
+        except OSError:
+            return False
+        return now.st_ino == os.fstat(folder).st_ino
+
+    def _place(self, path: str, file: str = "") -> str:
+        folder = self._root.rstrip("/") + path.rstrip("/")
+        return f"{folder}/{file}" if file else folder or "/"
+
+
+def _whole(fd: int) -> bytes:
+    data = b""
+    while len(data) < _LARGEST:
+        more = os.read(fd, 65536)
+        if not more:
+            break
+        data += more
+    return data

@@ -1,0 +1,397 @@
+"""The NVIDIA driver behind a child process: keeps it running, and is `ports.Gpus` to the agent.
+
+A child that hangs on a card is killed, the card is blind, and a new child leaves it out; the card is
+tried again in a child of its own, so that the others are not disturbed, after growing pauses. A child
+that finds no driver ends, and a new one looks again after growing pauses. Letting go of the driver
+means ending the child: an open handle blocks MIG changes, resets and unloading (FACTS 2).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from gpuagent import config
+from gpuagent.clock import Clock
+from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
+from gpuagent.host import nvml_frames as frames
+from gpuagent.host.nvml_picture import Picture
+from gpuagent.host.worker import Ending, Worker
+from gpuagent.model.inventory import on_gpu
+from gpuagent.model.state import Reading, Sensed
+from gpuagent.model.vocab import (
+    GPU_ECC_ERRORS,
+    GPU_NVLINK_BYTES,
+    GPU_POWER_LIMIT_WATTS,
+    GPU_THROTTLED,
+)
+from gpuagent.ports import Wake
+
+MODULE = "gpuagent.host.nvml_worker"
+QUIET_SECONDS = 3.0
+"""The child shows that it is alive at least twice a second."""
+KERNEL_LISTING = "/proc/driver/nvidia/gpus"
+"""Folder in which the kernel module lists the cards; it changes when one comes or goes."""
+
+_FIRST_PAUSE_SECONDS = 0.1
+_STEADY_AFTER_SECONDS = 10.0
+"""A child that lived this long was not a failed start."""
+_CENSUS_SECONDS = 5.0
+_SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_LOADED = 0, 2, 3, 4, 9
+_NO_LIBRARY, _NO_FUNCTION, _LOST, _RESET, _MISMATCH, _NO_CARD = 12, 13, 15, 16, 18, 28
+
+_REMEDIES = {
+    _NO_PERMISSION: "run the agent as root, or let its user open /dev/nvidiactl",
+    _NOT_LOADED: "load it with `modprobe nvidia`, or install it",
+    _NO_LIBRARY: "install the NVIDIA driver's libraries, or set paths.nvml_library",
+    _MISMATCH: "the driver was updated: reboot, or reload its kernel module",
+}
+"""By NVML's code: what an operator can do where there is no driver to talk to."""
+
+
+def no_driver(why: str, code: int) -> AgentError:
+    """The error for a child that ended itself with this code."""
+    remedy = _REMEDIES.get(code)
+    return Unavailable(why) if remedy is None else Unsupported(f"{why}: {remedy}")
+
+
+class HungCard:
+    """A card on which a call did not return, and when it is tried again."""
+
+    def __init__(self, worker: Worker[frames.Frame] | None, at: float) -> None:
+        self.worker = worker
+        """The child that hangs: while the kernel holds it, there is no point in another."""
+        self.pause = 1.0
+        self.next_try = at + self.pause
+
+
+class NvmlGpus:
+    """Implements `ports.Gpus` and `ports.Service`."""
+
+    def __init__(
+        self,
+        *,
+        settings: config.Nvml,
+        library: str,
+        clock: Clock,
+        wake: Wake,
+        listing: str = KERNEL_LISTING,
+    ) -> None:
+        """`library` is the libnvidia-ml.so.1 to load; empty for the one the linker finds."""
+        self._settings = settings
+        self._library = library
+        self._listing = listing
+        self._clock = clock
+        self._wake = wake
+        self._picture = Picture()
+        self._driver = ""
+        self._down: AgentError | None = Unavailable("the GPUs are about to be read")
+        self._worker: Worker[frames.Frame] | None = None
+        self._look: Worker[frames.Frame] | None = None
+        self._bye: frames.Bye | None = None
+        self._hung: dict[int, HungCard] = {}
+        self._any_hung = asyncio.Event()
+        self._awaited: set[int] = set()
+        """Cards of which the present child has not spoken yet."""
+        self._settled = asyncio.Event()
+        self._released = False
+        self._kick = asyncio.Event()
+        self._failures = 0
+        self._waiting: dict[int, asyncio.Future[frames.Answer]] = {}
+        self._asked = 0
+
+    # -- ports.Gpus -----------------------------------------------------------------------------------
+
+    def drain(self) -> Sensed:
+        said = self._picture.drain()
+        if said is not None:
+            return said
+        if self._down is not None:
+            raise type(self._down)(*self._down.args)
+        return Sensed()
+
+    def watch(self, marks: Mapping[str, float]) -> None:
+        self._picture.watch(marks)
+
+    async def power_limit(self, uuid: str) -> float:
+        """Raises Gone, Unsupported, Unavailable."""
+        return await self._limit(uuid, "power_limit")
+
+    async def set_power_limit(self, uuid: str, watts: float) -> None:
+        """Raises Refused (out of range, no permission), Gone, Unsupported, Unavailable."""
+        await self._limit(uuid, "set_power_limit", watts)
+
+    async def release(self) -> None:
+        """Raises Unavailable where a driver call holds the child, and with it its handles."""
+        self._released = True
+        why = "the GPUs were released on request; `gpuagent resume` takes them up again"
+        self._go_down(Unavailable(why), "released on request")
+        held = [w for w in (self._worker, self._look) if w is not None]
+        for worker in held:
+            worker.stop("released on request")
+        held += [h.worker for h in self._hung.values() if h.worker is not None]
+        for worker in held:
+            await worker.ended(3.0)
+        stuck = [str(w.pid) for w in held if w.alive]
+        if stuck:
+            raise Unavailable(
+                f"process {', '.join(stuck)} hangs in a driver call and keeps its handles open"
+            )
+
+    async def resume(self) -> None:
+        """The cards come back within moments."""
+        self._released = False
+        self._failures = 0
+        self._kick.set()
+
+    # -- beyond the port ------------------------------------------------------------------------------
+
+    async def settled(self) -> None:
+        """Until every card has been heard of once, or there is a reason why not."""
+        await self._settled.wait()
+
+    @property
+    def child(self) -> int | None:
+        """PID of the child that reads the cards, for cost accounting; None while there is none."""
+        return None if self._worker is None else self._worker.pid
+
+    def reconfigure(self, settings: config.Nvml) -> None:
+        """Take new intervals and deadlines at once."""
+        self._settings = settings
+        if self._worker is not None:
+            self._worker.deadline = settings.call_deadline
+            with contextlib.suppress(Unavailable):  # A new child gets them at its start.
+                self._send(self._worker, "rates", every=self._every())
+        self._kick.set()
+
+    async def run(self) -> None:
+        """Until cancelled; every child has then ended."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_reading())
+            tasks.create_task(self._retry_hung())
+
+    # -- the child ------------------------------------------------------------------------------------
+
+    def _every(self) -> dict[str, float]:
+        """Seconds between readings by rate: as configured, but never too long for a value to live."""
+        set_ = self._settings
+        return {
+            "sample": set_.sample_interval,
+            "events": set_.sample_interval,
+            "status": min(set_.process_interval, GPU_THROTTLED.expires / 2),
+            "processes": set_.process_interval,
+            "links": min(set_.slow_interval, GPU_NVLINK_BYTES.expires / 2),
+            "slow": min(set_.slow_interval, GPU_ECC_ERRORS.expires / 2),
+            "census": min(set_.slow_interval, _CENSUS_SECONDS),
+        }
+
+    def _make(self, *, skip: tuple[int, ...] = (), only: int | None = None) -> Worker[frames.Frame]:
+        look = only is not None
+        return Worker(
+            MODULE,
+            settings={
+                "library": self._library,
+                "every": self._every(),
+                "listing": self._listing,
+                "retry_max": self._settings.retry_max,
+                "skip": skip,
+                "look": look,
+                "only": only,
+            },
+            decode=frames.decode,
+            take=_ignore if look else self._take,
+            deadline=self._settings.call_deadline,
+            quiet=QUIET_SECONDS,
+        )
+
+    async def _keep_reading(self) -> None:
+        while True:
+            if self._released:
+                await self._kicked(None)
+                continue
+            began = self._clock.now().mono
+            self._bye = None
+            worker = self._worker = self._make(skip=tuple(self._hung))
+            try:
+                ending = await worker.run()
+            except Unavailable as error:
+                ending = Ending(str(error))
+            finally:
+                self._worker = None
+                self._fail_waiting()
+            lived = self._clock.now().mono - began
+            await self._kicked(self._after(ending, worker, lived))
+
+    async def _kicked(self, seconds: float | None) -> None:
+        """Wait so long, or until something has changed that makes another try worth while."""
+        self._kick.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._kick.wait()
+
+    def _after(self, ending: Ending, worker: Worker[frames.Frame], lived: float) -> float:
+        """Draw the consequences of a child's end; seconds to wait before the next."""
+        now = self._clock.now().mono
+        self._failures = 1 if lived > _STEADY_AFTER_SECONDS else self._failures + 1
+        pause = min(self._settings.retry_max, _FIRST_PAUSE_SECONDS * 2.0 ** (self._failures - 1))
+        if ending.asked:
+            return 0.0
+        if self._bye is not None:
+            if self._bye.code == _SUCCESS:  # Cards have come or gone: only a new child sees which.
+                return pause
+            self._go_down(no_driver(self._bye.why, self._bye.code), self._bye.why)
+            return pause
+        if ending.call and ending.target >= 0:
+            self._hung[ending.target] = HungCard(worker, now)
+            self._any_hung.set()
+            self._picture.blind(ending.target, f"a driver call hangs: {ending.why}", now)
+        error = Unavailable(f"the GPU reader starts again: {ending.why}")
+        # One new start takes a moment, in which the other cards just give no samples.
+        self._go_down(error, ending.why if self._failures > 1 else "")
+        return pause
+
+    def _go_down(self, error: AgentError, blind: str) -> None:
+        """Nothing can be read; `blind` is why the cards count as blind, or empty if they do not."""
+        if self._down is None or str(self._down) != str(error):
+            self._wake(str(error))
+        self._down = error
+        if blind:
+            self._picture.all_blind(blind, self._clock.now().mono)
+        self._settled.set()
+
+    def _fail_waiting(self) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(Unavailable("the GPU reader ended before it answered"))
+
+    # -- cards that hung ------------------------------------------------------------------------------
+
+    async def _retry_hung(self) -> None:
+        """Try each hung card in a child of its own, and give it back to the reader if it answers."""
+        while True:
+            await self._any_hung.wait()
+            await self._clock.sleep(0.25)
+            for index, hung in list(self._hung.items()):
+                held = hung.worker is not None and hung.worker.alive
+                if self._clock.now().mono >= hung.next_try and not held and not self._released:
+                    await self._retry(index, hung)
+            if not self._hung:
+                self._any_hung.clear()
+
+    async def _retry(self, index: int, hung: HungCard) -> None:
+        hung.pause = min(self._settings.retry_max, 2 * hung.pause)
+        self._look = hung.worker = self._make(only=index)
+        try:
+            ending = await self._look.run()
+        except Unavailable:
+            return
+        finally:
+            self._look = None
+            hung.next_try = self._clock.now().mono + hung.pause
+        if ending.exit_code == 0:
+            self._hung.pop(index, None)
+            self._give_back(index)
+
+    def _give_back(self, index: int) -> None:
+        if self._worker is not None:
+            with contextlib.suppress(
+                Unavailable
+            ):  # A new child leaves out no card that is not hung.
+                self._send(self._worker, "adopt", i=index)
+
+    # -- frames ---------------------------------------------------------------------------------------
+
+    def _take(self, frame: frames.Frame) -> None:
+        """One frame of the child. Raises msgspec.DecodeError where it makes no sense."""
+        now = self._clock.now().mono
+        match frame:
+            case frames.RowsFrame():
+                if risen := self._picture.rows(frame):
+                    self._wake(risen)
+            case frames.ProcessesFrame():
+                self._picture.processes(frame)
+            case frames.CardFrame():
+                if self._picture.card(frame, self._driver, now):
+                    self._wake(f"{self._picture.label(frame.i)} was found")
+                self._heard_of(frame.i)
+            case frames.BlindFrame():
+                if self._picture.blind(frame.i, frame.why, now):
+                    self._wake(f"{self._picture.label(frame.i)}: {frame.why}")
+                self._heard_of(frame.i)
+            case frames.XidFrame():
+                self._picture.xid(frame)
+                self._wake(f"XID {frame.xid}")
+            case frames.Answer():
+                future = self._waiting.get(frame.id)
+                if future is not None and not future.done():
+                    future.set_result(frame)
+            case frames.Hello():
+                self._driver = frame.driver
+                self._down = None
+                for index in [i for i in self._hung if i >= frame.count]:
+                    del self._hung[index]
+                self._picture.begin(tuple(self._hung))
+                self._awaited = set(range(frame.count)) - set(self._hung)
+                self._heard_of(-1)
+            case frames.Bye():
+                self._bye = frame
+
+    def _heard_of(self, index: int) -> None:
+        self._awaited.discard(index)
+        if not self._awaited:
+            self._picture.settle(self._clock.now().mono)
+            self._settled.set()
+
+    # -- commands -------------------------------------------------------------------------------------
+
+    def _send(self, worker: Worker[frames.Frame], do: str, **more: object) -> int:
+        self._asked += 1
+        worker.send({"id": self._asked, "do": do, **more})
+        return self._asked
+
+    async def _limit(self, uuid: str, do: str, watts: float | None = None) -> float:
+        worker = self._worker
+        gpu = self._picture.gpu(uuid)
+        if worker is None or self._down is not None:
+            raise Unavailable(str(self._down or "the GPU reader is being started"))
+        if gpu is None:
+            raise Gone(f"there is no GPU {uuid}")
+        if gpu.blind:
+            error = Unavailable if gpu.index in self._hung else Gone
+            raise error(f"{self._picture.label(gpu.index)}: {gpu.blind}")
+        more: dict[str, Any] = {} if watts is None else {"mw": round(watts * 1000)}
+        answer = await self._answer(self._send(worker, do, uuid=uuid, **more))
+        where = self._picture.label(gpu.index)
+        if answer.code == _INVALID_ARGUMENT and watts is not None:
+            low, high = gpu.power_min_watts, gpu.power_max_watts
+            span = "" if low is None or high is None else f", {low:g} to {high:g} W"
+            raise Refused(f"{where}: {watts:g} W is outside its range{span}")
+        if answer.code == _NO_PERMISSION:
+            raise Refused(f"{where}: the driver lets only root set the power limit")
+        if answer.code in (_NOT_SUPPORTED, _NO_FUNCTION):
+            raise Unsupported(f"{where}: the card has no power limit that can be read or set")
+        if answer.code in (_LOST, _RESET, _NO_CARD):
+            raise Gone(f"{where}: {answer.why}")
+        if answer.code != _SUCCESS or answer.value is None:
+            raise Unavailable(f"{where}: {answer.why}")
+        real = answer.value / 1000
+        at = self._clock.now().mono
+        self._picture.reading(Reading(GPU_POWER_LIMIT_WATTS, on_gpu(uuid), real, at))
+        return real
+
+    async def _answer(self, number: int) -> frames.Answer:
+        """Raises Unavailable when the child does not answer, or ends first."""
+        future: asyncio.Future[frames.Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            # A call that hangs is found by its own deadline; this bounds the wait for its turn.
+            async with asyncio.timeout(2 * self._settings.call_deadline + 1):
+                return await future
+        except TimeoutError as error:
+            raise Unavailable("the GPU reader is too busy to answer") from error
+        finally:
+            del self._waiting[number]
+
+
+def _ignore(frame: frames.Frame) -> None:
+    """What a mere look finds is read again by the reader."""

@@ -1,0 +1,186 @@
+"""The cards as the NVML child last described them, and what it has said since the last drain."""
+
+from collections import deque
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from gpuagent.host.nvml_frames import CardFrame, ProcessesFrame, RowsFrame, XidFrame
+from gpuagent.model.inventory import Gpu, GpuProcess, Subject, on_gpu
+from gpuagent.model.state import Event, Key, Reading, Sensed
+from gpuagent.model.vocab import GPU_MEMORY_TOTAL_BYTES, GPU_MEMORY_USED_BYTES
+
+MEMORY_RATIO = "gpu_memory_used_ratio"
+"""A mark's name for used over total memory, which is no signal."""
+
+_KEPT_PER_KEY = 64
+"""Samples between two drains: twelve seconds at 5 Hz, after which the oldest are lost."""
+_KEPT_EVENTS = 256
+
+
+class Picture:
+    """Owned by the event loop; everything it hands out is immutable."""
+
+    def __init__(self) -> None:
+        self._gpus: dict[int, Gpu] = {}
+        """By index, which is what the child numbers its cards by."""
+        self._processes: dict[str, tuple[GpuProcess, ...]] = {}
+        self._readings: dict[Key, deque[Reading]] = {}
+        self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
+        self._known = False
+        """Whether a driver has ever said which cards there are."""
+        self._changed = False
+        """Whether the cards are no longer those of the last drain ..."""
+        self._relisted = False
+        """... and whether a list of processes has come since."""
+        self._unheard: set[int] = set()
+        self._marks: dict[str, float] = {}
+        self._above: set[tuple[str, Subject, tuple[str, ...]]] = set()
+
+    # -- what others ask ------------------------------------------------------------------------------
+
+    def drain(self) -> Sensed | None:
+        """All that is new since the last call; None where nothing is."""
+        if not (self._readings or self._events or self._changed or self._relisted):
+            return None
+        listed = self._relisted and self._known
+        said = Sensed(
+            readings=tuple(r for kept in self._readings.values() for r in kept),
+            gpus=self.gpus() if self._changed and self._known else None,
+            gpu_processes=self._listed() if listed else None,
+            events=tuple(self._events),
+        )
+        self._readings.clear()
+        self._events.clear()
+        self._changed &= not self._known
+        self._relisted &= not listed
+        return said
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        return tuple(self._gpus[index] for index in sorted(self._gpus))
+
+    def _listed(self) -> tuple[GpuProcess, ...]:
+        """Processes of all cards; of one that is blind, those that were last seen there."""
+        return tuple(p for uuid in sorted(self._processes) for p in self._processes[uuid])
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        return next((g for g in self._gpus.values() if g.uuid == uuid), None)
+
+    def label(self, index: int) -> str:
+        """A card as people call it: index, name and UUID."""
+        gpu = self._gpus.get(index)
+        return f"GPU {index}" if gpu is None else f"GPU {index} ({gpu.name or gpu.uuid})"
+
+    def watch(self, marks: Mapping[str, float]) -> None:
+        """From now on, `rows` tells of rises over these marks."""
+        self._marks = dict(marks)
+        self._above = {each for each in self._above if each[0] in self._marks}
+
+    # -- what the child says --------------------------------------------------------------------------
+
+    def begin(self, skipped: Collection[int]) -> None:
+        """A child has found a driver, and will speak of all cards but these."""
+        self._unheard = set(self._gpus) - set(skipped)
+
+    def settle(self, at: float) -> None:
+        """The child has spoken of every card: what it did not speak of is no longer there."""
+        for index in sorted(self._unheard):
+            text = f"{self.label(index)} is no longer there"
+            gpu = self._gpus.pop(index)
+            self._processes.pop(gpu.uuid, None)
+            self._event("gpu-removed", at, text, gpu.uuid)
+            self._changed = self._relisted = True
+        self._unheard.clear()
+        self._changed |= not self._known
+        self._known = True
+
+    def card(self, frame: CardFrame, driver: str, at: float) -> bool:
+        """Take a card's description. Says whether the card is new or back."""
+        self._unheard.discard(frame.i)
+        before = self._gpus.get(frame.i)
+        gpu = self._gpus[frame.i] = frame.gpu(driver)
+        self._changed |= gpu != before
+        if before is not None and before.uuid == gpu.uuid and not before.blind:
+            return False
+        if before is not None and before.uuid != gpu.uuid:
+            self._processes.pop(before.uuid, None)
+        back = before is not None and bool(before.blind)
+        kind, verb = ("gpu-recovered", "answers again") if back else ("gpu-found", "was found")
+        self._event(kind, at, f"{self.label(frame.i)} {verb}", gpu.uuid)
+        return True
+
+    def blind(self, index: int, why: str, at: float) -> bool:
+        """Nothing can be read from this card, and why. Says whether that is new.
+
+        A card that never said who it is gets a name that is no UUID, so that it is not overlooked.
+        """
+        self._unheard.discard(index)
+        before = self._gpus.get(index) or Gpu(uuid=f"unknown-{index}", index=index, name="")
+        if before.blind == why:
+            return False
+        self._gpus[index] = msgspec.structs.replace(before, blind=why)
+        self._processes[before.uuid] = tuple(
+            msgspec.structs.replace(p, memory_bytes=None, utilization_ratio=None)
+            for p in self._processes.get(before.uuid, ())
+        )
+        self._changed = self._relisted = True
+        self._event("gpu-blind", at, f"{self.label(index)} cannot be read: {why}", before.uuid)
+        return True
+
+    def all_blind(self, why: str, at: float) -> None:
+        """The child is gone: nothing can be read, except what was blind before for its own reason."""
+        for index, gpu in self._gpus.items():
+            if not gpu.blind:
+                self.blind(index, why, at)
+
+    def processes(self, frame: ProcessesFrame) -> None:
+        """Take a card's list. It is news also when it says the same: the numbers are fresh."""
+        self._processes[frame.uuid] = frame.processes()
+        self._relisted = True
+
+    def xid(self, frame: XidFrame) -> None:
+        gpu = self.gpu(frame.uuid)
+        where = frame.uuid if gpu is None else self.label(gpu.index)
+        self._event("xid", frame.at, f"XID {frame.xid} on {where}", frame.uuid, xid=frame.xid)
+
+    def rows(self, frame: RowsFrame) -> str:
+        """Take readings. Says which mark one of them has risen over; empty for none.
+
+        Raises msgspec.DecodeError on a signal that nobody declared.
+        """
+        readings = frame.readings()
+        for reading in readings:
+            self.reading(reading)
+        return self._risen(readings) if self._marks else ""
+
+    def reading(self, reading: Reading) -> None:
+        kept = self._readings.get(reading.key)
+        if kept is None:
+            size = _KEPT_PER_KEY if reading.signal.history else 1
+            kept = self._readings[reading.key] = deque(maxlen=size)
+        kept.append(reading)
+
+    def _risen(self, readings: Collection[Reading]) -> str:
+        values = [(r.signal.name, r.subject, r.dims, r.value) for r in readings]
+        total = {r.subject: r.value for r in readings if r.signal is GPU_MEMORY_TOTAL_BYTES}
+        values += [
+            (MEMORY_RATIO, r.subject, (), r.value / total[r.subject])
+            for r in readings
+            if r.signal is GPU_MEMORY_USED_BYTES and total.get(r.subject)
+        ]
+        risen = ""
+        for name, subject, dims, value in values:
+            mark = self._marks.get(name)
+            if mark is None:
+                continue
+            key = (name, subject, dims)
+            if value <= mark:
+                self._above.discard(key)
+            elif key not in self._above:
+                self._above.add(key)
+                risen = f"{name} of {subject} is {value:g}, over {mark:g}"
+        return risen
+
+    def _event(self, kind: str, at: float, text: str, uuid: str, *, xid: int | None = None) -> None:
+        numbers = () if xid is None else (("xid", float(xid)),)
+        self._events.append(Event(kind, at, text, on_gpu(uuid), numbers))

@@ -1,0 +1,75 @@
+"""What the agent last saw and did, for every reader, and in the log what changed since."""
+
+import asyncio
+from collections import deque
+
+import msgspec
+import structlog
+
+from gpuagent.host.notify import Notify
+from gpuagent.log import HealthChanges
+from gpuagent.model.plan import Snapshot
+from gpuagent.model.state import Event, KnobKey, Outcome
+
+EVENTS_KEPT = 500
+
+_log = structlog.get_logger()
+
+
+class Publisher:
+    """Holds the latest snapshot. Readers share it; nobody changes it."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._latest: Snapshot | None = None
+        self.first = asyncio.Event()
+        """Set once there is a snapshot."""
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._health = HealthChanges()
+        self._said: dict[KnobKey, tuple[str, str]] = {}
+
+    def latest(self) -> Snapshot | None:
+        return self._latest
+
+    def note(self, event: Event) -> None:
+        """Add an event that no sensor and no policy has made."""
+        self._events.append(event)
+        _log.info(event.text, kind=event.kind)
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Called once a tick: this is also the sign of life for the service manager."""
+        self._events += snapshot.events
+        self._say(snapshot)
+        self._latest = msgspec.structs.replace(snapshot, events=tuple(self._events))
+        self.first.set()
+        self._notify.watchdog()
+
+    def _say(self, snapshot: Snapshot) -> None:
+        now = snapshot.state.now.mono
+        for health in snapshot.state.health.values():
+            self._health.say(health, now)
+        for event in snapshot.events:
+            _log.info(event.text, kind=event.kind, subject=str(event.subject or "node"))
+        settings = snapshot.plan.by_key()
+        for key, outcome in snapshot.outcomes.items():
+            wish = settings.get(key)
+            self._say_outcome(key, outcome, wish.why if wish is not None else outcome.why)
+        for key in self._said.keys() - snapshot.outcomes.keys():
+            del self._said[key]
+
+    def _say_outcome(self, key: KnobKey, outcome: Outcome, why: str) -> None:
+        """Once for each new result, and for each new reason why something is not as wished."""
+        now = (outcome.result, outcome.why if outcome.result != "applied" else "")
+        if self._said.get(key) == now:
+            return
+        self._said[key] = now
+        _log.info(
+            "setting",
+            knob=outcome.knob.name,
+            subject=str(outcome.subject),
+            result=outcome.result,
+            wanted=outcome.wanted,
+            real=outcome.real,
+            original=outcome.original,
+            why=why,
+        )

@@ -1,0 +1,68 @@
+"""What is read: one file a sensor, and the list of them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from gpuagent.clock import Clock
+from gpuagent.config import Config
+from gpuagent.ports import (
+    Cgroups,
+    Gpus,
+    KernelLog,
+    Node,
+    Processes,
+    ProcessEvents,
+    Sensor,
+)
+from gpuagent.sense.cgroups import CgroupUse
+from gpuagent.sense.gpus import GpuReadings
+from gpuagent.sense.node import Host
+from gpuagent.sense.process_events import Hearing
+from gpuagent.sense.tenants import Tenants
+from gpuagent.sense.xids import KernelXids, XidCounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What sensors are made of."""
+
+    config: Config
+    gpus: Gpus
+    cgroups: Cgroups
+    processes: Processes
+    events: ProcessEvents
+    node: Node
+    kernel_log: KernelLog
+    clock: Clock
+    agent_pid: int
+    xids: XidCounts = field(default_factory=XidCounts)
+    """Shared: NVML and the kernel log tell of the same errors."""
+
+
+SENSORS: tuple[Callable[[Means], Sensor], ...] = (
+    lambda m: GpuReadings(m.gpus, m.xids),
+    lambda m: KernelXids(m.kernel_log, m.xids),
+    lambda m: Tenants(
+        processes=m.processes,
+        cgroups=m.cgroups,
+        config=m.config,
+        agent_pid=m.agent_pid,
+        events=m.events,
+    ),
+    lambda m: CgroupUse(m.cgroups, m.clock),
+    lambda m: Host(m.node),
+    lambda m: Hearing(m.events),
+)
+"""Every sensor there is. To add one, add it here."""
+
+
+def sensors(means: Means) -> tuple[Sensor, ...]:
+    """One of each."""
+    return tuple(make(means) for make in SENSORS)
+
+
+def configure(these: Iterable[Sensor], config: Config) -> None:
+    """Give a new configuration to those that have one."""
+    for sensor in these:
+        if isinstance(sensor, Tenants):
+            sensor.configure(config)

@@ -1,0 +1,78 @@
+"""The audit log is complete, bounded, and in nobody's way."""
+
+import json
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuagent.act.audit import Action, AuditLog
+from tests.act.host import seat
+
+
+def action(number: int = 0, why: str = "because") -> Action:
+    return Action(
+        wall=1_700_000_000.5 + number,
+        knob="cgroup_cpu_max",
+        subject=seat("a"),
+        did="set",
+        result="applied",
+        why=why,
+    )
+
+
+def test_each_action_is_one_line_with_its_time_in_words(tmp_path: Path) -> None:
+    log = AuditLog(str(tmp_path))
+    for number in range(3):
+        log.record(action(number))
+    log.close()
+    lines = [json.loads(x) for x in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [x["time"] for x in lines] == [f"2023-11-14T22:13:2{n}.500+00:00" for n in range(3)]
+    assert lines[0]["subject"]["cgroup"] == "/a"
+
+
+def test_its_size_is_bounded_and_the_newest_lines_stay(tmp_path: Path) -> None:
+    log = AuditLog(str(tmp_path), file_bytes=1000, files=3)
+    for number in range(200):
+        log.record(action(number))
+    log.close()
+    files = sorted(p.name for p in tmp_path.iterdir())
+    assert files == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
+    assert all(p.stat().st_size <= 1000 for p in tmp_path.iterdir())
+    kept = [
+        json.loads(x)["wall"]
+        for name in reversed(files)
+        for x in (tmp_path / name).read_text().splitlines()
+    ]
+    assert kept == [1_700_000_000.5 + n for n in range(200 - len(kept), 200)]
+    assert log.dropped == 0
+
+
+def test_a_single_file_starts_over(tmp_path: Path) -> None:
+    log = AuditLog(str(tmp_path), file_bytes=500, files=1)
+    for number in range(20):
+        log.record(action(number))
+    log.close()
+    assert [p.name for p in tmp_path.iterdir()] == ["audit.jsonl"]
+
+
+def test_a_disk_that_takes_nothing_is_counted_and_survived(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").symlink_to("/dev/full")
+    log = AuditLog(str(tmp_path))
+    log.record(action())
+    log.close()
+    assert log.dropped == 1
+    assert "audit.jsonl" in log.trouble
+    log.record(action())
+    assert log.dropped == 2
+
+
+@given(st.text() | st.sampled_from(["\udc80", "\n\x1b[2J", "\u202e"]))
+def test_any_words_stay_on_one_line(tmp_path_factory: object, words: str) -> None:
+    folder = tmp_path_factory.mktemp("audit")  # type: ignore[attr-defined]
+    log = AuditLog(str(folder))
+    log.record(action(why=words))
+    log.close()
+    content = (folder / "audit.jsonl").read_bytes()
+    assert content.count(b"\n") == 1
+    json.loads(content)

@@ -1,0 +1,193 @@
+"""A stop, a crash, a rescue and a hand put back what the table says, and nothing else."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuagent.act.ledger import Ledger
+from gpuagent.act.record import target_of
+from gpuagent.act.restore import Item, Occasion, failed, put_back
+from gpuagent.errors import Refused, Unavailable
+from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, POWER_LIMIT
+from gpuagent.ports import Real
+from tests.act.host import Agent, Clock, Dial, Inline, card, cpu_dial, seat, wish
+
+A, B = seat("a"), seat("b")
+
+
+async def restored(
+    folder: Path, *dials: Dial, occasion: Occasion = Occasion.BY_HAND, boot: str = "b1", **more: Any
+) -> dict[object, Item]:
+    ledger = Ledger(str(folder), boot=boot, executor=Inline())
+    report = await put_back(
+        ledger=ledger, actuators=dials, occasion=occasion, clock=Clock(), **more
+    )
+    await ledger.close()
+    return {i.entry.subject: i for i in report}
+
+
+async def killed(folder: Path, *dials: Dial) -> None:
+    """An agent that has held back /a and the card GPU-1, and was killed."""
+    async with Agent(folder, *dials) as agent:
+        await agent.tick(
+            *(
+                wish(d.knob, s, 400 if d.knob is POWER_LIMIT else 0.5)
+                for d in dials
+                for s in list(d.values)
+            )
+        )
+
+
+def power() -> Dial:
+    dial = Dial(POWER_LIMIT)
+    dial.make(card(1), "700.0")
+    return dial
+
+
+@pytest.mark.parametrize(
+    ("occasion", "keep", "limit", "what"),
+    [
+        (Occasion.STOP, False, "700.0", "put back"),
+        (Occasion.STOP, True, "400", "held"),
+        (Occasion.CRASH, False, "400", "adopted"),
+        (Occasion.RESCUE, False, "400", "held"),
+        (Occasion.BY_HAND, True, "700.0", "put back"),
+    ],
+)
+async def test_each_occasion_ends_as_the_table_says(
+    tmp_path: Path, occasion: Occasion, keep: bool, limit: str, what: str
+) -> None:
+    cpu, cards = cpu_dial(a="max"), power()
+    await killed(tmp_path, cpu, cards)
+    report = await restored(tmp_path, cpu, cards, occasion=occasion, keep_on_stop=keep)
+    assert (cpu.values[A], cards.values[card(1)]) == ("max", limit)
+    assert (report[A].what, report[card(1)].what) == ("put back", what)
+    # What was kept is still known, so that a hand can put it back later.
+    await restored(tmp_path, cpu, cards)
+    assert cards.values[card(1)] == "700.0"
+    assert await restored(tmp_path, cpu, cards) == {}
+
+
+async def test_what_somebody_else_set_since_is_left_alone(tmp_path: Path) -> None:
+    cpu = cpu_dial(a="max", b="max")
+    await killed(tmp_path, cpu)
+    cpu.values[A] = "0.7"
+    report = await restored(tmp_path, cpu)
+    assert (cpu.values[A], cpu.values[B]) == ("0.7", "max")
+    assert report[A].what == "left alone"
+    assert "0.7" in report[A].why
+    assert await restored(tmp_path, cpu) == {}
+
+
+async def test_any_of_our_writes_is_ours(tmp_path: Path) -> None:
+    cpu = cpu_dial(a="max")
+    async with Agent(tmp_path, cpu) as agent:
+        for value in (0.5, 0.4, 0.3):
+            await agent.tick(wish(CPU_MAX, A, value))
+    cpu.values[A] = "0.4"
+    await restored(tmp_path, cpu)
+    assert cpu.values[A] == "max"
+
+
+async def test_another_target_in_its_place_is_not_touched(tmp_path: Path) -> None:
+    cpu = cpu_dial(a="max")
+    await killed(tmp_path, cpu)
+    cpu.identities[A] = "another"
+    assert (await restored(tmp_path, cpu))[A].what == "gone"
+    assert cpu.values[A] == "0.5"
+    assert await restored(tmp_path, cpu) == {}
+
+
+async def test_a_reboot_makes_it_all_void(tmp_path: Path) -> None:
+    cpu, cards = cpu_dial(a="max"), power()
+    await killed(tmp_path, cpu, cards)
+    report = await restored(tmp_path, cpu, cards, boot="b2")
+    assert {i.what for i in report.values()} == {"gone"}
+    assert (cpu.values[A], cards.values[card(1)]) == ("0.5", "400")
+
+
+async def test_a_failure_is_reported_kept_and_can_be_tried_again(tmp_path: Path) -> None:
+    cpu = cpu_dial(a="max", b="max")
+    await killed(tmp_path, cpu)
+    cpu.set_errors[A] = Refused("read-only mount")
+    report = await restored(tmp_path, cpu)
+    assert (report[A].what, report[A].why) == ("failed", "read-only mount")
+    assert failed(report.values())
+    assert cpu.values[B] == "max"
+    del cpu.set_errors[A]
+    report = await restored(tmp_path, cpu)
+    assert not failed(report.values())
+    assert cpu.values[A] == "max"
+
+
+async def test_a_target_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
+    cpu = cpu_dial(a="max", b="max")
+    await killed(tmp_path, cpu)
+    cpu.gates[A] = asyncio.Event()
+    report = await restored(tmp_path, cpu, call_seconds=0.05)
+    assert "no answer" in report[A].why
+    assert cpu.values[B] == "max"
+
+
+async def test_a_write_that_does_not_take_is_a_failure(tmp_path: Path) -> None:
+    cpu = cpu_dial(a="max")
+    await killed(tmp_path, cpu)
+    cpu.deaf.add(A)
+    assert (await restored(tmp_path, cpu))[A].what == "failed"
+    cpu.deaf.clear()
+    assert (await restored(tmp_path, cpu))[A].what == "put back"
+
+
+async def test_a_worker_that_is_down_is_a_failure(tmp_path: Path) -> None:
+    cards = power()
+    await killed(tmp_path, cards)
+    cards.errors[card(1)] = Unavailable("the worker is down")
+    assert (await restored(tmp_path, cards))[card(1)].what == "failed"
+
+
+async def test_a_knob_of_another_version_is_kept(tmp_path: Path) -> None:
+    weight = Dial(CPU_WEIGHT)
+    weight.make(A, "100")
+    await killed(tmp_path, weight)
+    report = await restored(tmp_path, cpu_dial(a="max"))
+    assert report[A].what == "failed"
+    assert "no such knob" in report[A].why
+
+
+async def test_a_full_disk_does_not_stop_putting_back(tmp_path: Path) -> None:
+    cpu = cpu_dial(a="max")
+    async with Agent(tmp_path, cpu) as agent:
+        await agent.tick(wish(CPU_MAX, A, 0.5))
+        agent.disk.full = True
+        await put_back(
+            ledger=agent.ledger,
+            actuators=[cpu],
+            occasion=Occasion.STOP,
+            clock=agent.clock,
+            audit=agent.audit,
+        )
+        await agent.ledger.flush()
+    assert cpu.values[A] == "max"
+    # Its end could not be recorded: seen again, it is found put back, and nothing is written.
+    writes = len(cpu.writes)
+    assert (await restored(tmp_path, cpu))[A].what == "put back"
+    assert len(cpu.writes) == writes
+    assert '"did":"put back"' in (tmp_path / "audit.jsonl").read_text()
+
+
+async def test_a_crash_between_announcing_and_writing_changes_nothing(tmp_path: Path) -> None:
+    cpu = cpu_dial(a="0.9")
+    ledger = Ledger(str(tmp_path), boot="b1", executor=Inline())
+    await ledger.intend(
+        knob=CPU_MAX,
+        subject=A,
+        identity=cpu.identities[A],
+        original=Real(0.9, "0.9"),
+        write=Real(0.5, "0.5"),
+    )
+    assert ledger.held(target_of(CPU_MAX, A)) is not None
+    await ledger.close()
+    assert (await restored(tmp_path, cpu))[A].what == "put back"
+    assert cpu.writes == []

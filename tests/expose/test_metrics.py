@@ -1,0 +1,226 @@
+"""/metrics: golden text, promtool, hostile names, series that vanish, and rendering once."""
+
+import asyncio
+import gzip
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuagent.expose.metrics import Exposition, render
+from gpuagent.model import vocab
+from gpuagent.model.inventory import on_cgroup, on_gpu
+from gpuagent.model.plan import Snapshot
+from gpuagent.model.state import RESULTS, Instant, NodeState, Reading
+from gpuagent.model.vocab import KNOBS, SIGNALS
+from tests.expose import snapshots
+from tests.expose.scene import Scene, ask, ask_loopback, serving
+
+promtool = shutil.which("promtool")
+
+
+def own_lines(text: bytes) -> str:
+    """Without the families of the process itself, whose values change."""
+    own = re.compile(r"(# (HELP|TYPE) )?process_")
+    return "\n".join(x for x in text.decode().splitlines() if not own.match(x))
+
+
+def series(snapshot: Snapshot) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    found = {}
+    for family in text_string_to_metric_families(render(snapshot, "1").decode()):
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found, f"{key} twice"
+            found[key] = sample.value
+    return found
+
+
+def names(snapshot: Snapshot) -> set[str]:
+    return {name for name, _ in series(snapshot)}
+
+
+GOLDEN = """\
+# HELP gpuagent_node_cpus Logical CPUs online.
+# TYPE gpuagent_node_cpus gauge
+gpuagent_node_cpus 8.0
+# HELP gpuagent_build_info 1, with the version of the agent.
+# TYPE gpuagent_build_info gauge
+gpuagent_build_info{version="1"} 1.0
+# HELP gpuagent_mode 1 for the mode that is configured, 0 for the other.
+# TYPE gpuagent_mode gauge
+gpuagent_mode{mode="observe"} 1.0
+gpuagent_mode{mode="enforce"} 0.0
+# HELP gpuagent_actions_total Settings by knob and by what became of them.
+# TYPE gpuagent_actions_total counter
+"""
+
+
+def test_an_empty_host_renders_to_exactly_this() -> None:
+    text = own_lines(render(snapshots.empty(), "1"))
+    assert text.startswith(GOLDEN)
+    actions = [x for x in text.splitlines() if x.startswith("gpuagent_actions_total{")]
+    assert len(actions) == len(KNOBS) * len(RESULTS)
+    assert 'gpuagent_actions_total{knob="gpu_power_limit",result="in flight"} 0.0' in actions
+    assert text.endswith(
+        "# HELP gpuagent_sensor_up 1 if the last reading succeeded, 0 if not.\n"
+        "# TYPE gpuagent_sensor_up gauge\n"
+        'gpuagent_sensor_up{sensor="nvml"} 0.0\n'
+        "# HELP gpuagent_sensor_duration_seconds Duration of the last reading.\n"
+        "# TYPE gpuagent_sensor_duration_seconds gauge\n"
+        'gpuagent_sensor_duration_seconds{sensor="nvml"} 0.0\n'
+        "# HELP gpuagent_sensor_failures_total Readings that failed.\n"
+        "# TYPE gpuagent_sensor_failures_total counter\n"
+        'gpuagent_sensor_failures_total{sensor="nvml"} 3.0'
+    )
+
+
+def test_a_busy_host_says_what_is_wanted_real_and_why_not() -> None:
+    found = series(snapshots.busy())
+    seat = {"tenant": "train", "level": "L3", "cgroup": snapshots.TRAIN_PATH}
+    card = {"gpu": "0", "uuid": snapshots.GPU0}
+    both = {"tenant": "train", "level": "L3", **card}
+
+    def value(name: str, **labels: str) -> float | None:
+        return found.get((f"gpuagent_{name}", frozenset(labels.items())))
+
+    assert value("cgroup_cpu_max_wanted_cores", **seat) == 2.1
+    assert value("cgroup_cpu_max_cores", **seat) == float("inf")
+    assert value("setting_outcome", knob="cgroup_cpu_max", result="applied", **seat) == 1
+    assert value("setting_outcome", knob="cgroup_cpu_weight", result="ineffective", **seat) == 1
+    assert value("actions_total", knob="cgroup_cpu_max", result="applied") == 4
+    assert value("tenant_share_ratio", tenant="train", level="L3") == 0.49
+    assert value("tenant_share_ratio", tenant="serve", level="L1") == 1
+    assert value("cause_active", cause="memory", tenant="", **card) == 1
+    assert (
+        value("gpu_memory_used_bytes", gpu="1", uuid=snapshots.GPU1, mig=snapshots.MIG1) == 1 << 30
+    )
+    assert value("gpu_xid_errors_total", xid="79", **card) == 2
+    assert value("tenant_gpu_utilization_ratio", **both) == 0.6
+    assert value("reading_estimated", signal="tenant_gpu_utilization_ratio", **both) == 1
+    assert value("reading_estimated", signal="tenant_gpu_memory_bytes", **both) is None
+    assert value("acting") == 1
+    assert value("sensor_up", sensor="netlink") is None, "it has not been asked yet"
+    assert value("sensor_failures_total", sensor="netlink") == 0
+
+
+def test_a_series_vanishes_when_its_reading_expires() -> None:
+    reading = Reading(vocab.GPU_POWER_WATTS, on_gpu("a"), 100, snapshots.MONO)
+    counted = Reading(vocab.GPU_XID_ERRORS, on_gpu("a"), 1, snapshots.MONO, dims=("79",))
+    readings = {r.key: r for r in (reading, counted)}
+
+    def at(seconds: float) -> set[str]:
+        now = Instant(snapshots.MONO + seconds, snapshots.WALL)
+        return names(Snapshot(NodeState(now, readings=readings), snapshots.OBSERVING))
+
+    assert "gpuagent_gpu_power_watts" in at(vocab.GPU_POWER_WATTS.expires)
+    assert "gpuagent_gpu_power_watts" not in at(vocab.GPU_POWER_WATTS.expires + 0.1)
+    assert "gpuagent_gpu_xid_errors_total" in at(1e6)
+
+
+def test_unknown_is_absent() -> None:
+    assert not {
+        n for n in names(snapshots.unread()) if n.startswith(("gpuagent_gpu_", "gpuagent_node_"))
+    }
+
+
+def test_the_conventions_hold_for_every_declaration() -> None:
+    for signal in SIGNALS:
+        assert (signal.kind == "counter") == signal.name.endswith("_total"), signal
+    for snapshot in (snapshots.busy(), snapshots.hostile(), snapshots.large(2, 3)):
+        for _, labels in series(snapshot):
+            assert len(labels) <= 8
+            assert "pid" not in dict(labels)
+
+
+@pytest.mark.skipif(promtool is None, reason="promtool (Debian: prometheus) is not installed")
+@pytest.mark.parametrize("make", ["empty", "unread", "busy", "hostile", "large"])
+def test_promtool_has_nothing_to_say(make: str) -> None:
+    assert promtool is not None
+    text = render(getattr(snapshots, make)(), "1")
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, b"", b"")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=()), max_size=20),
+        min_size=1,
+        max_size=5,
+        unique=True,
+    )
+)
+def test_any_name_is_one_series_and_parses(hostile: list[str]) -> None:
+    snapshot = snapshots.hostile(tuple(hostile))
+    shown = {
+        dict(labels)["tenant"]
+        for name, labels in series(snapshot)
+        if name == "gpuagent_tenant_info"
+    }
+    assert shown == {n.encode("utf-8", "backslashreplace").decode() for n in hostile}
+
+
+def test_the_cgroup_that_took_a_path_over_is_one_series() -> None:
+    old = on_cgroup("train", "/x", 1)
+    new = on_cgroup("train", "/x", 2)
+    readings = [
+        Reading(vocab.CGROUP_CPU_WEIGHT, old, 10, snapshots.MONO - 1),
+        Reading(vocab.CGROUP_CPU_WEIGHT, new, 100, snapshots.MONO),
+    ]
+    state = NodeState(snapshots.NOW, readings={r.key: r for r in readings})
+    found = series(Snapshot(state, snapshots.OBSERVING))
+    assert [v for (n, _), v in found.items() if n == "gpuagent_cgroup_cpu_weight"] == [100]
+
+
+def test_a_large_host_has_about_ten_thousand_series() -> None:
+    assert 8_000 < len(series(snapshots.large())) < 12_000
+
+
+# -- rendering -------------------------------------------------------------------------------------------
+
+
+class Watched(NodeState):
+    """A state that notes who goes through its readings."""
+
+    __slots__ = ("threads",)
+
+    def __init__(self) -> None:
+        super().__init__(snapshots.NOW)
+        self.threads: list[threading.Thread] = []
+
+    def live(self) -> Iterator[Reading]:
+        self.threads.append(threading.current_thread())
+        return super().live()
+
+
+async def test_each_snapshot_is_rendered_once_and_off_the_loop() -> None:
+    state = Watched()
+    snapshot = Snapshot(state, snapshots.OBSERVING)
+    exposition = Exposition("1")
+    texts = await asyncio.gather(*(exposition.text(snapshot) for _ in range(20)))
+    assert len(set(texts)) == 1
+    assert len(state.threads) == 1
+    assert state.threads[0] is not threading.main_thread()
+    await exposition.text(msgspec.structs.replace(snapshot))
+    assert len(state.threads) == 2
+    exposition.close()
+
+
+async def test_gzip_if_asked() -> None:
+    async with serving(Scene(snapshots.busy())) as (server, path):
+        plain = await ask(path, "/metrics")
+        zipped = await ask(path, "/metrics", headers="Accept-Encoding: gzip\r\n")
+        assert server.metrics_port is not None
+        loopback = await ask_loopback(server.metrics_port, "/metrics")
+    assert plain.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert zipped.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(zipped.body) == plain.body == loopback.body

@@ -1,0 +1,1 @@
+"""Fakes of the libraries and daemons around gpuagent, for its tests and benchmarks."""

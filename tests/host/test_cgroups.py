@@ -1,0 +1,260 @@
+"""Control files: plain ones in a folder, and real cgroups where this machine lets us make some."""
+
+import contextlib
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
+from gpuagent.host.cgroups import CgroupTree
+from gpuagent.ports import Cgroups
+
+_fits: Cgroups = CgroupTree("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "train.service"
+    folder.mkdir()
+    (folder / "cpu.max").write_text("max 100000\n")
+    return tmp_path
+
+
+def test_reading_and_writing_a_file_leaves_it_as_the_kernel_would_show_it(root: Path) -> None:
+    tree = CgroupTree(str(root))
+    inode = tree.inode("/train.service")
+    assert inode == (root / "train.service").stat().st_ino
+    assert tree.read("/train.service", "cpu.max") == "max 100000"
+    tree.write("/train.service", inode, "cpu.max", "5 10")
+    assert (root / "train.service/cpu.max").read_text() == "5 10\n"
+    tree.write("/train.service", inode, "cpu.max", "max 100000")
+    assert (root / "train.service/cpu.max").read_text() == "max 100000\n"
+
+
+def test_the_root_itself_has_an_inode(root: Path) -> None:
+    assert CgroupTree(f"{root}/").inode("/") == root.stat().st_ino
+
+
+def test_a_cgroup_that_is_not_there_is_gone(root: Path) -> None:
+    tree = CgroupTree(str(root))
+    for ask in (
+        lambda: tree.inode("/none"),
+        lambda: tree.read("/none", "cpu.max"),
+        lambda: tree.write("/none", 1, "cpu.max", "max"),
+        lambda: tree.inode("/train.service/cpu.max"),  # a file in the way
+    ):
+        with pytest.raises(Gone, match=str(root)):
+            ask()
+
+
+def test_a_successor_at_the_same_path_is_never_written_to(root: Path) -> None:
+    tree = CgroupTree(str(root))
+    inode = tree.inode("/train.service")
+    (root / "train.service").rename(root / "old")  # keeps the inode from being given out again
+    (root / "train.service").mkdir()
+    (root / "train.service/cpu.max").write_text("max 100000\n")
+    with pytest.raises(Gone, match="another cgroup has taken this path"):
+        tree.write("/train.service", inode, "cpu.max", "1 2")
+    assert (root / "train.service/cpu.max").read_text() == "max 100000\n"
+
+
+def test_a_file_is_never_created(root: Path) -> None:
+    tree = CgroupTree(str(root))
+    inode = tree.inode("/train.service")
+    with pytest.raises(Unsupported, match="subtree_control"):
+        tree.write("/train.service", inode, "cpu.weight", "50")
+    with pytest.raises(Unsupported, match=r"cpu\.weight"):
+        tree.read("/train.service", "cpu.weight")
+    assert os.listdir(root / "train.service") == ["cpu.max"]
+
+
+def test_links_are_not_followed(root: Path) -> None:
+    tree = CgroupTree(str(root))
+    secret = root / "secret"
+    secret.write_text("untouched")
+    folder = root / "train.service"
+    (folder / "cpu.weight").symlink_to(secret)
+    (root / "link.service").symlink_to(folder)
+    with pytest.raises(Refused, match="symbolic link"):
+        tree.write("/train.service", tree.inode("/train.service"), "cpu.weight", "50")
+    with pytest.raises(AgentError):
+        tree.inode("/link.service")
+    assert secret.read_text() == "untouched"
+
+
+def test_a_pipe_in_place_of_a_file_holds_nobody_up(root: Path) -> None:
+    os.mkfifo(root / "train.service/cpu.weight")
+    tree = CgroupTree(str(root))
+    with pytest.raises((Refused, Unavailable)):
+        tree.read("/train.service", "cpu.weight")
+    with pytest.raises((Refused, Unavailable)):
+        tree.write("/train.service", tree.inode("/train.service"), "cpu.weight", "50")
+
+
+@pytest.mark.parametrize(
+    "path", ["", "train.service", "/../etc", "/a/../b", "/./a", "/a\0b", "/caf\ufffd", "/\ud800"]
+)
+def test_what_is_no_path_below_the_root_is_refused(root: Path, path: str) -> None:
+    with pytest.raises(Refused):
+        CgroupTree(str(root)).inode(path)
+
+
+@pytest.mark.parametrize("file", ["", "../cpu.max", "cpu", "a/b.c", "cpu.max\n", "CPU.max", "."])
+def test_what_is_no_control_file_is_refused(root: Path, file: str) -> None:
+    tree = CgroupTree(str(root))
+    with pytest.raises(Refused, match="control file"):
+        tree.read("/train.service", file)
+
+
+def test_a_name_too_long_is_refused(root: Path) -> None:
+    with pytest.raises(Refused):
+        CgroupTree(str(root)).inode("/" + "x" * 300)
+
+
+@given(st.text(max_size=30))
+def test_no_path_makes_anything_but_an_error_of_ours(path: str) -> None:
+    with contextlib.suppress(AgentError):
+        CgroupTree("/nowhere").inode(path)
+
+
+def test_a_mount_that_is_read_only_is_refused_with_the_remedy(root: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "--bind", root, root], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no bind mounts here: {mounted.stderr.strip()}")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", root], check=True, capture_output=True)
+        tree = CgroupTree(str(root))
+        with pytest.raises(Refused, match="mount it read-write"):
+            tree.write("/train.service", tree.inode("/train.service"), "cpu.max", "1 2")
+        assert tree.read("/train.service", "cpu.max") == "max 100000"
+    finally:
+        subprocess.run(["umount", root], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_a_file_that_is_not_ours_is_refused(root: Path) -> None:
+    (root / "train.service/cpu.max").chmod(0)
+    tree = CgroupTree(str(root))
+    with pytest.raises(Refused, match="run it as root"):
+        tree.read("/train.service", "cpu.max")
+
+
+def test_folders_that_vanish_and_come_back_while_we_write(root: Path) -> None:
+    """Whatever the moment, a write lands in the cgroup that was meant or raises Gone."""
+    tree = CgroupTree(str(root))
+    kept = root / "kept"
+    kept.mkdir()
+    path = root / "train.service"
+    inode = tree.inode("/train.service")
+    stop = threading.Event()
+
+    def swap() -> None:
+        other = root / "other"
+        other.mkdir()
+        (other / "cpu.max").write_text("theirs\n")
+        while not stop.is_set():
+            path.rename(kept / "mine")
+            other.rename(path)
+            path.rename(other)
+            (kept / "mine").rename(path)
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    outcomes = set()
+    try:
+        for _ in range(2000):
+            try:
+                tree.write("/train.service", inode, "cpu.max", "ours")
+                outcomes.add("written")
+            except Gone:
+                outcomes.add("gone")
+    finally:
+        stop.set()
+        swapper.join()
+    assert "written" in outcomes
+    assert (root / "other/cpu.max").read_text() == "theirs\n"
+
+
+# -- real cgroups ---------------------------------------------------------------------------------------
+
+
+def v2_mount() -> str:
+    with open("/proc/self/mounts", encoding="utf-8") as mounts:
+        return next((line.split()[1] for line in mounts if line.split()[2] == "cgroup2"), "")
+
+
+@pytest.fixture
+def real() -> Iterator[tuple[CgroupTree, Path]]:
+    """A real cgroup of our own, removed afterwards."""
+    mount = v2_mount()
+    if not mount:
+        pytest.skip("no cgroup v2 is mounted")
+    folder = Path(mount) / f"gpuagent-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as broken:
+        pytest.skip(f"cgroups cannot be made here: {broken.strerror}")
+    try:
+        yield CgroupTree(mount), folder
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            folder.rmdir()
+
+
+def test_a_real_cgroup_takes_a_real_process(real: tuple[CgroupTree, Path]) -> None:
+    tree, folder = real
+    path = f"/{folder.name}"
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        tree.write(path, tree.inode(path), "cgroup.procs", str(child.pid))
+        assert tree.read(path, "cgroup.procs") == str(child.pid)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_real_cgroup_made_again_is_another(real: tuple[CgroupTree, Path]) -> None:
+    tree, folder = real
+    path = f"/{folder.name}"
+    inode = tree.inode(path)
+    folder.rmdir()
+    with pytest.raises(Gone):
+        tree.write(path, inode, "cgroup.max.depth", "3")
+    folder.mkdir()
+    with pytest.raises(Gone, match="another cgroup"):
+        tree.write(path, inode, "cgroup.max.depth", "3")
+    tree.write(path, tree.inode(path), "cgroup.max.depth", "3")
+    assert tree.read(path, "cgroup.max.depth") == "3"
+
+
+def test_a_real_cgroup_removed_under_an_open_folder_is_gone(
+    real: tuple[CgroupTree, Path],
+) -> None:
+    """The moment between opening the folder and opening the file, held still."""
+    tree, folder = real
+    path = f"/{folder.name}"
+    with tree._opened(path) as opened:
+        folder.rmdir()
+        with pytest.raises(Gone):
+            tree._control(opened, path, "cgroup.max.depth", os.O_WRONLY)
+
+
+def test_a_real_kernel_says_no(real: tuple[CgroupTree, Path]) -> None:
+    tree, folder = real
+    path = f"/{folder.name}"
+    with pytest.raises(Refused, match="does not accept"):
+        tree.write(path, tree.inode(path), "cgroup.max.depth", "many")
+    with pytest.raises(Refused):
+        tree.write(path, tree.inode(path), "cgroup.subtree_control", "x" * 8)
+    with pytest.raises(Gone):
+        tree.write(path, tree.inode(path), "cgroup.procs", "999999999")
+    with pytest.raises(Unsupported):
+        tree.read(path, "cpu.nosuch")

@@ -1,0 +1,243 @@
+"""Whose a process is: rules in order, generated names, and what is nobody's."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuagent.config import Found, Match, TenantRule
+from gpuagent.model.inventory import GpuProcess, Level, Limits, Process
+from gpuagent.sense.tenancy import Claims, Rules, assign, found_name, own_processes, serves_mps
+from tests.sense.fakes import process
+
+ID = "0123456789abcdef" * 4
+POD = "8a1b2c3d-1111-2222-3333-444455556666"
+DOCKER = f"/system.slice/docker-{ID}.scope"
+CRIO = f"/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/crio-{ID}.scope"
+MANAGER = "/user.slice/user-1000.slice/user@1000.service"
+
+
+def rule(name: str, sla: Level = Level.L3, **match: str) -> TenantRule:
+    return TenantRule(name, sla, Match(**match))
+
+
+def on_gpu(*pids: int, gpu: str = "GPU-a") -> tuple[GpuProcess, ...]:
+    return tuple(GpuProcess(pid, gpu, "compute", 1 << 30) for pid in pids)
+
+
+def names(claims: Claims) -> dict[str, list[int]]:
+    return {t.name: [p.pid for p in t.processes] for t in claims.tenants}
+
+
+@pytest.mark.parametrize(
+    ("match", "fits"),
+    [
+        ({"unit": "train.service"}, True),
+        ({"unit": "train-*.service"}, False),
+        ({"unit": "tr*"}, True),
+        ({"unit": "TRAIN.service"}, False),
+        ({"cgroup": "/system.slice"}, True),
+        ({"cgroup": "/system.slice/tr*"}, True),
+        ({"cgroup": "/system.slice/train.service/"}, True),
+        ({"cgroup": "/system.slice/train"}, False),
+        ({"cgroup": "train.service"}, False),
+        ({"user": "alice"}, True),
+        ({"user": "1000"}, True),
+        ({"user": "al"}, False),
+        ({"exe": "/usr/bin/python3*"}, True),
+        ({"exe": "python3.11"}, False),
+        ({"exe": "/usr/bin/python3*", "user": "bob"}, False),
+        ({"exe": "/usr/bin/python3*", "user": "alice", "unit": "train.service"}, True),
+        ({"container": "*"}, False),
+        ({"pod": "*"}, False),
+        ({"slurm_job": "*"}, False),
+        ({}, False),
+    ],
+)
+def test_all_that_is_given_must_fit(match: dict[str, str], fits: bool) -> None:
+    one = process(7, "/system.slice/train.service/worker")
+    assert (Rules([rule("t", Level.L3, **match)]).claim(one) is not None) is fits
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "match", "fits"),
+    [
+        (DOCKER, {"container": ID}, True),
+        (DOCKER, {"container": ID[:12]}, True),
+        (DOCKER, {"container": ID[:5]}, False),
+        (DOCKER, {"container": ID[:3] + "*"}, True),
+        ("/lxc.payload.web2", {"container": "web"}, False),
+        ("/lxc.payload.web2", {"container": "web?"}, True),
+        (CRIO, {"pod": POD}, True),
+        (CRIO, {"pod": POD.replace("-", "_")}, True),
+        (CRIO, {"pod": "8a1b2c3d"}, False),
+        ("/slurm/uid_1000/job_12/step_0", {"slurm_job": "12"}, True),
+        ("/slurm/uid_1000/job_12/step_0", {"slurm_job": "1"}, False),
+    ],
+)
+def test_containers_pods_and_jobs(cgroup: str, match: dict[str, str], fits: bool) -> None:
+    assert (Rules([rule("t", Level.L3, **match)]).claim(process(7, cgroup)) is not None) is fits
+
+
+@pytest.mark.parametrize(
+    ("match", "fits"),
+    [
+        ({"unit": "triton.service"}, False),
+        ({"cgroup": "*/triton.service"}, False),
+        ({"unit": "triton.service", "user": "alice"}, True),
+        ({"cgroup": "/user.slice/user-1000.slice/*"}, True),
+        ({"exe": "/usr/bin/python3.11"}, True),
+    ],
+)
+def test_a_user_cannot_name_himself_into_a_tenant(match: dict[str, str], fits: bool) -> None:
+    forged = process(7, f"{MANAGER}/app.slice/triton.service")
+    assert (Rules([rule("l1", Level.L1, **match)]).claim(forged) is not None) is fits
+
+
+def test_the_first_rule_that_fits_claims_gpu_or_not() -> None:
+    rules = Rules([rule("special", user="alice", exe="/opt/*"), rule("all", user="alice")])
+    claims = assign(
+        [process(1, exe="/opt/train"), process(2), process(3, user="bob", uid=7)],
+        on_gpu(2),
+        rules=rules,
+        found=Found(),
+    )
+    assert names(claims) == {"special": [1], "all": [2]}
+    assert claims.owner == {1: "special", 2: "all"}
+
+
+def test_a_rule_gives_level_kind_and_limits() -> None:
+    given = TenantRule(
+        "serve",
+        Level.L2,
+        Match(user="alice"),
+        kind="inference",
+        hold_back=True,
+        min_share=0.5,
+        memory_limit=1 << 30,
+    )
+    (tenant,) = assign(
+        [process(1)], on_gpu(1), rules=Rules([given]), found=Found(), since={"serve": 7.0}
+    ).tenants
+    assert (tenant.level, tenant.kind, tenant.rule, tenant.enforce) == (
+        Level.L2,
+        "inference",
+        "serve",
+        True,
+    )
+    assert tenant.limits == Limits(memory_limit_bytes=1 << 30, min_share_ratio=0.5)
+    assert (tenant.gpus, tenant.users, tenant.since) == (("GPU-a",), ("alice",), 7.0)
+
+
+def test_l1_is_never_held_back_whatever_the_rule_says() -> None:
+    rules = Rules([TenantRule("serve", Level.L1, Match(user="alice"), hold_back=True)])
+    (tenant,) = assign([process(1)], (), rules=rules, found=Found()).tenants
+    assert tenant.enforce is False
+
+
+def test_what_is_found_follows_the_configuration() -> None:
+    found = Found(sla=Level.L2, hold_back=True)
+    (tenant,) = assign([process(1, DOCKER)], on_gpu(1), rules=Rules(), found=found).tenants
+    assert (tenant.level, tenant.enforce, tenant.rule) == (Level.L2, True, "")
+    (tenant,) = assign([process(1, DOCKER)], on_gpu(1), rules=Rules(), found=Found()).tenants
+    assert tenant.enforce is False
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "name"),
+    [
+        (CRIO, f"pod:{POD}"),
+        ("/system.slice/slurmstepd.scope/job_12/step_0/user/task_0", "job:12"),
+        (DOCKER, f"container:{ID[:12]}"),
+        ("/lxc.payload.a-long-name-of-lxc", "container:a-long-name-of-lxc"),
+        (f"{MANAGER}/user.slice/libpod-{ID}.scope", f"container:1000/{ID[:12]}"),
+        ("/system.slice/jupyter.service/inner", "unit:jupyter.service"),
+        (f"{MANAGER}/app.slice/jupyter.service", "unit:1000/jupyter.service"),
+        ("/tenants/train", "cgroup:/tenants/train"),
+        ("/user.slice/user-1000.slice/session-3.scope", "user:alice"),
+        ("/system.slice", "user:alice"),
+        ("/", "user:alice"),
+        ("", "user:alice"),
+    ],
+)
+def test_generated_names_come_from_the_most_specific_place(cgroup: str, name: str) -> None:
+    assert found_name(process(1, cgroup)) == name
+    assert names(assign([process(1, cgroup)], on_gpu(1), rules=Rules(), found=Found())) == {
+        name: [1]
+    }
+
+
+def test_a_found_tenant_has_all_of_its_place_but_not_all_of_its_user() -> None:
+    everybody = [
+        process(1, DOCKER),
+        process(2, f"{DOCKER}/inner"),
+        process(3, "/"),
+        process(4, "/"),
+        process(5, "/system.slice/other.service"),
+    ]
+    claims = assign(everybody, on_gpu(1, 3), rules=Rules(), found=Found())
+    assert names(claims) == {f"container:{ID[:12]}": [1, 2], "user:alice": [3]}
+
+
+def test_mps_servers_and_the_agent_are_nobodys() -> None:
+    server = process(1, DOCKER, exe="/usr/bin/nvidia-cuda-mps-server", name="nvidia-cuda-mps")
+    everybody = [server, process(2, DOCKER), process(3, DOCKER)]
+    rules = Rules([rule("all", user="alice")])
+    claims = assign(everybody, on_gpu(1, 2, 3), rules=rules, found=Found(), own=frozenset({3}))
+    assert names(claims) == {"all": [2]}
+    assert serves_mps(server)
+    claims = assign(everybody, on_gpu(1), rules=Rules(), found=Found())
+    assert claims.tenants == ()
+
+
+def test_the_agents_own_are_its_children_and_its_unit() -> None:
+    unit = "/system.slice/gpuagent.service"
+    everybody = [
+        process(1, "/init.scope", ppid=0),
+        process(10, unit),
+        process(11, "/", ppid=10),
+        process(12, "/", ppid=11),
+        process(13, f"{unit}/worker"),
+        process(14, "/"),
+    ]
+    assert own_processes(everybody, 10) == {10, 11, 12, 13}
+
+
+def test_an_agent_in_a_login_session_does_not_own_the_session() -> None:
+    session = "/user.slice/user-0.slice/session-1.scope"
+    assert own_processes([process(10, session), process(11, session)], 10) == {10}
+
+
+def test_parents_in_a_circle_end() -> None:
+    everybody = [process(5, ppid=6), process(6, ppid=5), process(7, ppid=7)]
+    assert own_processes(everybody, 99) == {99}
+
+
+PROCESSES = st.builds(
+    process,
+    st.integers(1, 12),
+    st.sampled_from([DOCKER, CRIO, "/", "", "/system.slice/x.service", f"{MANAGER}/a.service"]),
+    ppid=st.integers(0, 12),
+    user=st.sampled_from(["alice", "bob"]),
+    exe=st.sampled_from(["/usr/bin/nvidia-cuda-mps-server", "/bin/a", ""]),
+)
+
+
+@given(
+    st.lists(PROCESSES, max_size=12, unique_by=lambda p: p.pid),
+    st.sets(st.integers(1, 14)),
+    st.integers(1, 14),
+)
+def test_no_process_has_two_tenants_and_none_is_lost(
+    everybody: list[Process], listed: set[int], agent: int
+) -> None:
+    rules = Rules([rule("a", unit="x.service"), rule("b", user="bob")])
+    own = own_processes(everybody, agent)
+    claims = assign(everybody, on_gpu(*listed), rules=rules, found=Found(), own=own)
+    pids = [p.pid for t in claims.tenants for p in t.processes]
+    assert len(pids) == len(set(pids)) == len(claims.owner)
+    owed = {p.pid for p in everybody if p.pid in listed and p.pid not in own and not serves_mps(p)}
+    assert owed <= set(pids)
+    assert not own & set(pids)
+    assert [t.name for t in claims.tenants] == sorted({t.name for t in claims.tenants})
+    for tenant in claims.tenants:
+        assert tenant.rule or tenant.gpus

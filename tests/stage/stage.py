@@ -1,0 +1,195 @@
+"""The stage: cards, tenants, a configuration, and daemons to run on it."""
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Self, TypeVar
+
+from tests.fakes.nvml import H100_80GB, FakeNvml, Profile
+from tests.stage.cgroups import CgroupMirror, cgroup2_mount
+from tests.stage.client import ApiError, Client
+
+T = TypeVar("T")
+_SERIAL = itertools.count()
+
+# CPU pressure of the machine that runs the tests is nobody's business but its own.
+CONFIG = """
+mode = "{mode}"
+[paths]
+state_dir = "{folder}/state"
+socket = "{folder}/agent.sock"
+cgroup_root = "{folder}/cgroup"
+kernel_log = "{folder}/kmsg"
+[api]
+group = ""
+metrics_listen = "127.0.0.1:0"
+[log]
+level = "debug"
+format = "json"
+[backpressure]
+cpu_pressure_high = "100%"
+cpu_pressure_clear = "99%"
+"""
+
+
+def until(what: str, condition: Callable[[], T], *, seconds: float = 20.0) -> T:
+    """The first true value of `condition`; AssertionError with `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.05)
+
+
+class Staged:
+    """A tenant: one process that does nothing, in a cgroup of its own, with memory on a card."""
+
+    def __init__(self, stage: "Stage", unit: str) -> None:
+        self.unit = unit
+        self.cgroup = CgroupMirror(stage.mount, stage.tree, f"/{stage.slice}/{unit}")
+        self.cgroup.make()
+        self.process = subprocess.Popen(["/bin/sleep", "3600"])
+        self.cgroup.take(self.process.pid)
+        self._used_usec = 0.0
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def use_cpu(self, core_seconds: float) -> None:
+        """As if it had used so much CPU since the last call."""
+        self._used_usec += core_seconds * 1e6
+        self.cgroup.write(
+            "cpu.stat",
+            f"usage_usec {self._used_usec:.0f}\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0",
+        )
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Daemon:
+    """`gpuagent daemon` in a process of its own."""
+
+    def __init__(self, stage: "Stage") -> None:
+        self._log = stage.folder / f"daemon-{next(_SERIAL)}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpuagent", "--config", str(stage.config), "daemon"],
+                env=os.environ | stage.driver.env | stage.environment,
+                stderr=log,
+                stdout=log,
+            )
+        self.client = Client(str(stage.folder / "agent.sock"))
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def ready(self, seconds: float = 30.0) -> Self:
+        """Wait until it has looked at the host once."""
+
+        def asked() -> bool:
+            assert self.process.poll() is None, f"the daemon ended: {self.log}"
+            with contextlib.suppress(OSError, ApiError):
+                return self.client.text("/readyz").startswith("ready")
+            return False
+
+        until("the daemon is ready", asked, seconds=seconds)
+        return self
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def stop(self, seconds: float = 20.0) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is put back by the one who dies."""
+        self.process.kill()
+        self.process.wait()
+
+
+class Stage:
+    """Use as a context: whatever was started is ended, whatever was made is removed."""
+
+    def __init__(self, folder: Path, cards: Sequence[Profile] = (H100_80GB,)) -> None:
+        mount = cgroup2_mount()
+        if mount is None:
+            raise RuntimeError("a writable cgroup v2 mount is needed to put tenants into cgroups")
+        self.mount = mount
+        self.folder = folder
+        self.tree = folder / "cgroup"
+        self.tree.mkdir()
+        (folder / "kmsg").touch()
+        self.config = folder / "gpuagent.toml"
+        self.slice = f"stage{os.getpid()}x{next(_SERIAL)}.slice"
+        self.environment: dict[str, str] = {}
+        self.driver = FakeNvml.create(folder, cards)
+        self.cards = self.driver.gpus
+        for card in self.cards:
+            card.idle()
+        self.tenants: dict[str, Staged] = {}
+        self.daemons: list[Daemon] = []
+        self.configure()
+
+    def configure(self, rest: str = "", *, mode: str = "enforce") -> None:
+        self.config.write_text(CONFIG.format(mode=mode, folder=self.folder) + rest)
+
+    def tenant(self, unit: str) -> Staged:
+        staged = self.tenants[unit] = Staged(self, unit)
+        return staged
+
+    def daemon(self) -> Daemon:
+        daemon = Daemon(self)
+        self.daemons.append(daemon)
+        return daemon
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Daemon]:
+        daemon = self.daemon().ready()
+        try:
+            yield daemon
+        finally:
+            daemon.stop()
+
+    def command(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """The command line, to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "gpuagent", "--config", str(self.config), *args],
+            env=os.environ | self.driver.env | self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def close(self) -> None:
+        for daemon in self.daemons:
+            if daemon.process.poll() is None:
+                daemon.kill()
+        for staged in self.tenants.values():
+            staged.end()
+        for staged in self.tenants.values():
+            with contextlib.suppress(OSError):
+                staged.cgroup.real.rmdir()
+        with contextlib.suppress(OSError):
+            (self.mount / self.slice).rmdir()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
