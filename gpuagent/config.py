@@ -71,7 +71,7 @@ class Nvml(msgspec.Struct, frozen=True):
     """Between samples of the cheap fields: utilisation, memory, power, temperature."""
     process_interval: Annotated[Seconds, Meta(ge=0.5, le=5)] = 2.0
     """Between process lists, which cost milliseconds of the driver's lock each."""
-    slow_interval: Annotated[Seconds, Meta(ge=1, le=600)] = 15.0
+    slow_interval: Annotated[Seconds, Meta(ge=1, le=30)] = 15.0
     """Between identity, limits, ECC, remapped rows and counters of links."""
     call_deadline: Annotated[Seconds, Meta(ge=0.1, le=60)] = 2.0
     """A driver call past this counts as hung: the child is killed, the card is blind."""
@@ -86,7 +86,7 @@ class Found(msgspec.Struct, frozen=True):
     """Their service level."""
     hold_back: bool = False
     """Whether they may be held back at all; otherwise they are only observed."""
-    table_interval: Annotated[Seconds, Meta(ge=1, le=300)] = 10.0
+    table_interval: Annotated[Seconds, Meta(ge=1, le=60)] = 10.0
     """Between full readings of the process table; events report changes sooner."""
 
 

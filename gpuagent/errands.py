@@ -50,7 +50,10 @@ class Errands:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._group = None
 
     def obey(self, letter: Letter) -> None:
         """Begin what a command asks; the tick that called goes on at once."""
@@ -60,9 +63,10 @@ class Errands:
             # In force before this very tick decides what to write.
             self._change(paused=True)
         if self._group is None:
-            answer.set_exception(Unavailable("the agent is starting or stopping; try again"))
+            _leave_nobody_waiting(answer)
             return
-        self._group.create_task(self._answer(command, answer))
+        task = self._group.create_task(self._answer(command, answer))
+        task.add_done_callback(lambda _: _leave_nobody_waiting(answer))
 
     async def _answer(self, command: Command, answer: "asyncio.Future[str]") -> None:
         try:
@@ -79,6 +83,8 @@ class Errands:
     async def _do(self, command: Command) -> str:
         match command:
             case Pause(by=by):
+                # Once more: an unpause that came just before it has been carried out since.
+                self._change(paused=True)
                 self._mark.set(by)
                 return "paused: everything is put back, and nothing will be changed"
             case Unpause():
@@ -98,3 +104,8 @@ class Errands:
 
     def _change(self, **fields: bool) -> None:
         self._take(msgspec.structs.replace(self._posture(), **fields))
+
+
+def _leave_nobody_waiting(answer: "asyncio.Future[str]") -> None:
+    if not answer.done():
+        answer.set_exception(Unavailable("the agent is starting or stopping; try again"))

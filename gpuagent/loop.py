@@ -6,6 +6,7 @@ comes every `tick` seconds, or sooner when something wakes it, never closer than
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -67,10 +68,13 @@ class Loop:
 
     async def run(self) -> None:
         """Tick until cancelled. A policy that raises ends the process; the ledger makes that safe."""
-        while True:
-            began = self._clock.now()
-            await self.tick()
-            await self._rest(began.mono)
+        try:
+            while True:
+                began = self._clock.now()
+                await self.tick()
+                await self._rest(began.mono)
+        finally:
+            await self._sensing.close()
 
     async def tick(self) -> Snapshot:
         """One pass."""
@@ -123,13 +127,12 @@ class Loop:
             due = min(due, self._look_again)
         closest = began + CLOSEST_SECONDS
         now = self._clock.now().mono
-        try:
-            async with asyncio.timeout(max(due, closest) - now):
+        due = max(due, closest, now)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(due - now):
                 await self._woken.wait()
-        except TimeoutError:
-            lag = max(self._clock.now().mono - max(due, closest, now), 0.0)
-            self._stats = msgspec.structs.replace(self._stats, lag_seconds=lag)
         self._woken.clear()
-        early = closest - self._clock.now().mono
-        if early > 0:
-            await self._clock.sleep(early)
+        now = self._clock.now().mono
+        self._stats = msgspec.structs.replace(self._stats, lag_seconds=max(now - due, 0.0))
+        if now < closest:
+            await self._clock.sleep(closest - now)

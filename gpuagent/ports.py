@@ -180,7 +180,7 @@ class KernelLog(Protocol):
     def take(self) -> list[KernelXid]:
         """What was logged since the last call, in order; never waits.
 
-        Raises Unsupported where there is no such log, Refused where it may not be read.
+        Raises Unsupported where there is no such log, Refused where we may not read it.
         """
 
 

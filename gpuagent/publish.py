@@ -1,6 +1,7 @@
 """What the agent last saw and did, for every reader, and in the log what changed since."""
 
 import asyncio
+import re
 from collections import deque
 
 import msgspec
@@ -12,6 +13,7 @@ from gpuagent.model.plan import Snapshot
 from gpuagent.model.state import Event, KnobKey, Outcome
 
 EVENTS_KEPT = 500
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 _log = structlog.get_logger()
 
@@ -56,10 +58,15 @@ class Publisher:
             self._say_outcome(key, outcome, wish.why if wish is not None else outcome.why)
         for key in self._said.keys() - snapshot.outcomes.keys():
             del self._said[key]
+            _log.info("setting ended", knob=key[0].name, subject=str(key[1]))
 
     def _say_outcome(self, key: KnobKey, outcome: Outcome, why: str) -> None:
-        """Once for each new result, and for each new reason why something is not as wished."""
-        now = (outcome.result, outcome.why if outcome.result != "applied" else "")
+        """Once for each new result, and for each new reason why something is not as wished.
+
+        Numbers in a reason (seconds waited, values read) make no new one: they change all the time.
+        """
+        reason = _NUMBER.sub("", outcome.why) if outcome.result != "applied" else ""
+        now = (outcome.result, reason)
         if self._said.get(key) == now:
             return
         self._said[key] = now

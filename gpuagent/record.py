@@ -33,14 +33,29 @@ _DECODER = msgspec.msgpack.Decoder(list[Frame], dec_hook=_declared)
 
 
 def encode(frames: Iterable[Frame]) -> bytes:
-    return _ENCODER.encode(list(frames))
+    """What `decode` reads; bytes in names that were not UTF-8 become escapes."""
+    listed = list(frames)
+    try:
+        return _ENCODER.encode(listed)
+    except UnicodeEncodeError:
+        return _ENCODER.encode(_plain(msgspec.to_builtins(listed, enc_hook=_names)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
 
 
 def decode(data: bytes) -> list[Frame]:
     """Raises Corrupt where `data` is not a record of this version's frames."""
     try:
         return _DECODER.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Corrupt(f"not a record of frames: {error}") from error
 
 
@@ -61,7 +76,7 @@ def replay(frames: Sequence[Frame], policies: Sequence[Policy[Any]]) -> list[Pla
 
 
 class FlightRecorder:
-    """The last frames, bounded by the number of readings in them, and what the policies remembered."""
+    """The last frames, as many as hold so many values, and what the policies remembered."""
 
     def __init__(self, readings: int = 20_000) -> None:
         self._room = readings
@@ -85,4 +100,13 @@ class FlightRecorder:
 
 
 def _size(frame: Frame) -> int:
-    return 1 + sum(len(s.readings) for s in frame.sensed)
+    """How many values a frame holds, readings mostly."""
+    said = sum(
+        len(s.readings)
+        + len(s.events)
+        + len(s.gpus or ())
+        + len(s.gpu_processes or ())
+        + len(s.tenants or ())
+        for s in frame.sensed
+    )
+    return 1 + said + len(frame.outcomes) + len(frame.health)

@@ -11,7 +11,7 @@ from gpuagent.model.state import Health, Instant, NodeState, Sensed
 from gpuagent.ports import Sensor
 
 PATIENCE_SECONDS = 0.05
-"""How long a tick waits for sensors; what comes later is taken by the next tick."""
+"""How long a tick waits for the sensors it has asked; what comes later is taken by a later tick."""
 _SILENT_INTERVALS = 5.0
 _SILENT_AT_LEAST = 10.0
 
@@ -30,8 +30,10 @@ class Sensing:
         self._clock = clock
         self._patience = patience
         self._health = {s.name: Health(s.name, None) for s in sensors}
-        self._running: dict[str, tuple[asyncio.Task[Sensed], float]] = {}
+        self._running: dict[str, asyncio.Task[Sensed]] = {}
         self._asked: dict[str, float] = {}
+        """When each was last asked, monotonic seconds; and below, when it was done."""
+        self._ended: dict[str, float] = {}
 
     @property
     def health(self) -> tuple[Health, ...]:
@@ -39,13 +41,9 @@ class Sensing:
 
     async def read(self, now: Instant, state: NodeState) -> tuple[Sensed, ...]:
         """What the sensors have to say now, those included that were asked in earlier ticks."""
-        for sensor in self._sensors:
-            if self._due(sensor, now.mono):
-                self._asked[sensor.name] = now.mono
-                task = asyncio.ensure_future(sensor.read(now, state))
-                self._running[sensor.name] = (task, now.mono)
-        if self._running:
-            await asyncio.wait([t for t, _ in self._running.values()], timeout=self._patience)
+        asked = [self._ask(s, now, state) for s in self._sensors if self._due(s, now.mono)]
+        if asked:
+            await asyncio.wait(asked, timeout=self._patience)
         found = [self._collect(s, now.mono) for s in self._sensors if s.name in self._running]
         return tuple(f for f in found if f is not None)
 
@@ -55,8 +53,20 @@ class Sensing:
         # A millisecond early is on time: ticks are no more exact than that.
         return free and (asked is None or now - asked >= sensor.interval - 1e-3)
 
+    def _ask(self, sensor: Sensor, now: Instant, state: NodeState) -> asyncio.Task[Sensed]:
+        self._asked[sensor.name] = now.mono
+        task = asyncio.ensure_future(self._timed(sensor, now, state))
+        self._running[sensor.name] = task
+        return task
+
+    async def _timed(self, sensor: Sensor, now: Instant, state: NodeState) -> Sensed:
+        try:
+            return await sensor.read(now, state)
+        finally:
+            self._ended[sensor.name] = self._clock.now().mono
+
     def _collect(self, sensor: Sensor, now: float) -> Sensed | None:
-        task, began = self._running[sensor.name]
+        task, began = self._running[sensor.name], self._asked[sensor.name]
         known = self._health[sensor.name]
         if not task.done():
             silent = now - began
@@ -65,10 +75,13 @@ class Sensing:
                 self._health[sensor.name] = msgspec.structs.replace(known, up=False, why=why)
             return None
         del self._running[sensor.name]
-        seconds = self._clock.now().mono - began
-        error = task.exception()
+        ended = self._ended[sensor.name]
+        seconds = ended - began
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
-            self._health[sensor.name] = Health(sensor.name, True, "", now, seconds, known.failures)
+            self._health[sensor.name] = Health(
+                sensor.name, True, "", ended, seconds, known.failures
+            )
             return task.result()
         # A sensor's bug is contained (DESIGN 9): it is down and says so, the agent goes on.
         why = str(error) if isinstance(error, AgentError) else f"bug in the agent: {error!r}"
@@ -79,7 +92,7 @@ class Sensing:
 
     async def close(self) -> None:
         """End the readings that are still going on."""
-        tasks = [t for t, _ in self._running.values()]
+        tasks = list(self._running.values())
         self._running.clear()
         for task in tasks:
             task.cancel()

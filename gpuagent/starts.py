@@ -51,7 +51,7 @@ class Starts:
         try:
             with open(self._path, "rb") as file:
                 return msgspec.json.decode(file.read(65536), type=_Book)
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+        except (OSError, msgspec.DecodeError, RecursionError):
             return _Book()
 
     def _write(self) -> None:
@@ -99,7 +99,9 @@ def replace_file(path: str, content: bytes, mode: int = 0o600) -> None:
     fresh = f"{path}.new"
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     try:
-        os.write(fd, content)
+        left = memoryview(content)
+        while left:  # on a disk that is nearly full, what fits is written first
+            left = left[os.write(fd, left) :]
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -170,7 +170,10 @@ class _Turn:
             if held is not None:
                 yield held
         trying = any(h.tenant != CARD and _same(h.cause, cause) for h in self._held.values())
-        if cause.kind == "temperature" and not trying:
+        # After a start it takes seconds until the levers on tenants are known: the card, which is
+        # everybody's, waits for them.
+        early = self._now - cause.since < self._power_dwell
+        if cause.kind == "temperature" and not trying and not early:
             held = self._held.get((CARD, cause.kind, cause.subject)) or self._grasp_card(cause)
             if held is not None:
                 yield held
@@ -212,6 +215,9 @@ class _Turn:
             self._say_card_limited(held.cause)
         else:
             self._origins.setdefault(held.tenant, self._origin(held.tenant))
+        if held.grip.share >= 1.0:
+            who = held.tenant or held.cause.subject.gpu
+            self._event("held-back", f"{held.knob} of {who}: {held.cause.why}", held.cause)
         self._put(msgspec.structs.replace(held, grip=grip))
         return True
 
@@ -264,6 +270,10 @@ class _Turn:
                 del self._held[key]
             else:
                 self._put(msgspec.structs.replace(held, grip=grip))
+            if grip.share >= 1.0 > held.grip.share:
+                who = held.tenant or held.cause.subject.gpu
+                text = f"{held.knob} of {who}: it is held back no longer"
+                self._event("released", text, held.cause)
         self._helpless &= active
         holding = {h.tenant for h in self._held.values() if h.grip.share < 1.0}
         self._origins = {n: o for n, o in self._origins.items() if n in holding}

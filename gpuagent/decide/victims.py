@@ -22,18 +22,27 @@ def candidates(state: NodeState, cause: Cause) -> list[Tenant]:
     A tenant that is known to contribute nothing is left out: holding it back would relieve
     nothing. One whose part is unknown comes last of its level.
     """
-    ranked: list[tuple[int, float, str, Tenant]] = []
-    for tenant in _near(state, cause):
-        part = _part(state, cause, tenant)
-        if part is None or part > 0:
-            ranked.append((-tenant.level, -(part or 0.0), tenant.name, tenant))
-    return [r[-1] for r in sorted(ranked, key=lambda r: r[:3])]
+    near = list(_near(state, cause))
+    parts = {t.name: _part(state, cause, t) for t in near}
+    if cause.kind == "memory" and not any(parts.values()):
+        # The card grows, yet none of its processes does: the driver does not say whose it is.
+        parts = dict.fromkeys(parts)
+    ranked = sorted(
+        (t for t in near if may_be_held(t) and parts[t.name] != 0),
+        key=lambda t: (-t.level, -(parts[t.name] or 0.0), -_held_bytes(state, cause, t), t.name),
+    )
+    return ranked
 
 
 def _near(state: NodeState, cause: Cause) -> Iterator[Tenant]:
     for tenant in state.inventory.tenants or ():
-        if may_be_held(tenant) and (cause.subject == NODE or cause.subject.gpu in tenant.gpus):
+        if cause.subject == NODE or cause.subject.gpu in tenant.gpus:
             yield tenant
+
+
+def _held_bytes(state: NodeState, cause: Cause, tenant: Tenant) -> float:
+    here = on_tenant_gpu(tenant.name, cause.subject.gpu)
+    return state.fresh(TENANT_GPU_MEMORY_BYTES, here) or 0.0
 
 
 def _part(state: NodeState, cause: Cause, tenant: Tenant) -> float | None:

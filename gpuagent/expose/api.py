@@ -123,22 +123,21 @@ def _node(told: Told, _ask: Ask) -> View:
     return picture.node(current(told), told.version)
 
 
-def _health(told: Told, _ask: Ask) -> View:
-    return picture.health(current(told), told.clock.now().mono)
+def _health(told: Told, ask: Ask) -> View:
+    return picture.health(current(told), ask.peer, told.clock.now().mono)
 
 
 def _gpus(told: Told, ask: Ask) -> View:
     snapshot = current(told)
-    cards = picture.gpus(snapshot, ask.peer)
-    views = [picture.gpu(snapshot, card, ask.peer) for card in cards]
-    return Page(items=tuple(views), next=None, total=len(views))
+    views = picture.gpu_views(snapshot, picture.gpus(snapshot, ask.peer), ask.peer)
+    return Page(items=views, next=None, total=len(views))
 
 
 def _gpu(told: Told, ask: Ask) -> View:
     snapshot = current(told)
     for card in picture.gpus(snapshot, ask.peer):
         if wire(card.uuid) == ask.name:
-            return picture.gpu(snapshot, card, ask.peer)
+            return picture.gpu_views(snapshot, [card], ask.peer)[0]
     if not ask.peer.sees_all:
         raise _forbidden(ask.peer, "see a card that none of your tenants is on")
     return not_found(f"there is no card {ask.name!r} here", "GET /v1/gpus lists the cards by UUID")

@@ -36,8 +36,6 @@ from gpuagent.log import printable
 
 BODY_MOST_BYTES = 4096
 _BODY_SECONDS = 5.0
-_SEND_SECONDS = 20.0
-"""A reader that has not taken its answer by then is cut off."""
 
 PeerOf = Callable[[web.Request], Peer]
 
@@ -76,11 +74,20 @@ class Pages:
 
 
 def socket_app(
-    told: Told, inbox: Inbox, *, gate: Gate, peer_of: PeerOf, exposition: Exposition
+    told: Told,
+    inbox: Inbox,
+    *,
+    gate: Gate,
+    peer_of: PeerOf,
+    exposition: Exposition,
+    send_seconds: float,
 ) -> web.Application:
-    """Everything, for the Unix socket: roles by peer."""
+    """Everything, for the Unix socket: roles by peer.
+
+    A reader that has not taken its answer within `send_seconds` is cut off.
+    """
     pages = Pages(told, exposition)
-    app = web.Application(middlewares=[_guard(gate)], client_max_size=BODY_MOST_BYTES)
+    app = web.Application(middlewares=[_guard(gate, send_seconds)], client_max_size=BODY_MOST_BYTES)
     counter = Counter(inbox)
     for get in GETS:
         # Names may hold anything; aiohttp by itself would not match one with a brace.
@@ -100,11 +107,13 @@ def socket_app(
     return app
 
 
-def loopback_app(told: Told, *, hosts: frozenset[str], exposition: Exposition) -> web.Application:
+def loopback_app(
+    told: Told, *, hosts: frozenset[str], exposition: Exposition, send_seconds: float
+) -> web.Application:
     """The three pages, for the loopback address. `hosts` are the names it may be asked by."""
     pages = Pages(told, exposition)
     app = web.Application(
-        middlewares=[_guard(None), _same_host(hosts)], client_max_size=BODY_MOST_BYTES
+        middlewares=[_guard(None, send_seconds), _same_host(hosts)], client_max_size=BODY_MOST_BYTES
     )
     app.router.add_get("/metrics", pages.metrics)
     app.router.add_get("/healthz", pages.healthz)
@@ -140,7 +149,7 @@ def _taker(counter: Counter, post: Post, gate: Gate, peer_of: PeerOf) -> Handler
     return respond
 
 
-def _guard(gate: Gate | None) -> Middleware:
+def _guard(gate: Gate | None, send_seconds: float) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
@@ -154,7 +163,7 @@ def _guard(gate: Gate | None) -> Middleware:
         except Exception:  # noqa: BLE001 - the outermost frame: no request ends the daemon
             _log.exception("a request met a fault of the agent", path=request.path)
             response = _refused(Corrupt("this is a fault of the agent; its log says more"), gate)
-        return await _send(request, response)
+        return await _send(request, response, send_seconds)
 
     return guard
 
@@ -213,10 +222,12 @@ def _problem(problem: Problem) -> web.Response:
     )
 
 
-async def _send(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+async def _send(
+    request: web.Request, response: web.StreamResponse, seconds: float
+) -> web.StreamResponse:
     """Send now, while the time can be bounded: the server itself would wait for ever."""
     try:
-        async with asyncio.timeout(_SEND_SECONDS):
+        async with asyncio.timeout(seconds):
             await response.prepare(request)
             await response.write_eof()
     except TimeoutError:

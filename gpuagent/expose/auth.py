@@ -112,7 +112,13 @@ def judge(caller: Caller, inventory: Inventory, rules: Rules) -> Peer:
 
 
 def _lives_in(pid: int, origin: Origin, tenant: Tenant, rules: Rules) -> bool:
-    """Whether the peer is a process of the tenant, or sits in a cgroup of the tenant."""
+    """Whether the peer is a process of the tenant, or sits in a cgroup of the tenant.
+
+    In a user's session neither tells them apart: `sudo` stays in the session that it was called
+    from, and an administrator may be a tenant as well. Containers in there are told by namespaces.
+    """
+    if below(origin.cgroup, "/user.slice") and not origin.contained:
+        return False
     if any(p.pid == pid and p.started == origin.started for p in tenant.processes):
         return True
     return any(
@@ -123,12 +129,8 @@ def _lives_in(pid: int, origin: Origin, tenant: Tenant, rules: Rules) -> bool:
 
 
 def _identifies(path: str, own_cgroup: str) -> bool:
-    """Whether sitting below a cgroup tells a tenant from the host.
-
-    In a user's slice it does not: `sudo` stays in the session that it was called from. Containers
-    in there are told by their namespaces.
-    """
-    return path != "/" and not below(own_cgroup, path) and not below(path, "/user.slice")
+    """Whether sitting below a cgroup tells a tenant from the host: not where the agent sits too."""
+    return path != "/" and not below(own_cgroup, path)
 
 
 def below(path: str, ancestor: str) -> bool:

@@ -36,7 +36,10 @@ class Callers:
 
     def admit(self, transport: asyncio.Transport) -> bool:
         """Note who has connected; whether there is room for them."""
-        caller = look(cast(Socket, transport.get_extra_info("socket")))
+        try:
+            caller = look(cast(Socket, transport.get_extra_info("socket")))
+        except OSError:
+            return False  # it has gone again
         uids = [c.credentials.uid for t, c in self._inside.items() if _is_open(t)]
         if self._judge(caller).role is Role.ADMIN:
             room = len(uids) < CONNECTIONS

@@ -57,7 +57,7 @@ def passive_why(posture: Posture) -> str:
         return "the agent is paused; `gpuagent unpause` lets it act again"
     if posture.demoted:
         return posture.demoted
-    return "" if posture.mode == "enforce" else 'mode = "observe": nothing is changed'
+    return "" if posture.mode == "enforce" else 'the configuration says mode = "observe"'
 
 
 # -- the node ------------------------------------------------------------------------------------------
@@ -91,9 +91,13 @@ def node(snapshot: Snapshot, version: str) -> NodeView:
     )
 
 
-def health(snapshot: Snapshot, now: float) -> HealthView:
+def health(snapshot: Snapshot, reader: Peer, now: float) -> HealthView:
     """`now` is monotonic seconds of the request, from which the picture's age follows."""
     posture, state = snapshot.posture, snapshot.state
+    # The problems of a file quote it, tenants and all.
+    for_others = (
+        "the file has problems, which administrators are told" if posture.config_error else ""
+    )
     sensors = tuple(_sensor(state.health[k], state.now.mono) for k in sorted(state.health))
     blind = any(g.blind for g in state.inventory.gpus or ())
     sound = not (blind or posture.config_error or posture.demoted)
@@ -105,7 +109,7 @@ def health(snapshot: Snapshot, now: float) -> HealthView:
         released=posture.released,
         passive_why=passive_why(posture),
         config_path=posture.config_path,
-        config_error=posture.config_error,
+        config_error=posture.config_error if reader.sees_all else for_others,
         config_loaded_wall=posture.config_loaded_wall,
         sensors=sensors,
         loop=LoopView(
@@ -122,10 +126,15 @@ def _sensor(said: Health, now: float) -> SensorView:
         name=said.name,
         up=said.up,
         why=said.why,
-        last_success_seconds=None if said.last_success is None else now - said.last_success,
+        last_success_seconds=_age(said.last_success, now),
         duration_seconds=said.seconds,
         failures=said.failures,
     )
+
+
+def _age(at: float | None, now: float) -> float | None:
+    """Seconds since `at`. A sensor may have read while the tick was already on its way."""
+    return None if at is None else max(0.0, now - at)
 
 
 def events(snapshot: Snapshot, limit: int) -> tuple[EventView, ...]:
@@ -183,10 +192,17 @@ def gpus(snapshot: Snapshot, reader: Peer) -> tuple[Gpu, ...]:
     return tuple(sorted(shown, key=lambda g: (g.index, g.uuid)))
 
 
-def gpu(snapshot: Snapshot, card: Gpu, reader: Peer) -> GpuView:
-    state = snapshot.state
-    on_it = state.inventory.on_card(card.uuid)
-    slices = {card.uuid, *(m.uuid for m in card.mig)}
+def gpu_views(snapshot: Snapshot, cards: Sequence[Gpu], reader: Peer) -> tuple[GpuView, ...]:
+    """The cards in full, in the order given: one pass over the readings for all of them."""
+    owner = {uuid: c.uuid for c in cards for uuid in (c.uuid, *(m.uuid for m in c.mig))}
+    read: dict[str, list[ReadingView]] = {c.uuid: [] for c in cards}
+    for reading in readings(snapshot.state, lambda s: s.on in {On.GPU, On.MIG} and s.gpu in owner):
+        read[owner[reading.labels["gpu"]]].append(reading)
+    return tuple(_gpu(snapshot, card, reader, tuple(read[card.uuid])) for card in cards)
+
+
+def _gpu(snapshot: Snapshot, card: Gpu, reader: Peer, found: tuple[ReadingView, ...]) -> GpuView:
+    on_it = snapshot.state.inventory.on_card(card.uuid)
     return GpuView(
         uuid=card.uuid,
         index=card.index,
@@ -203,7 +219,7 @@ def gpu(snapshot: Snapshot, card: Gpu, reader: Peer) -> GpuView:
         links=card.links,
         blind=card.blind,
         tenants=tuple(sorted(t.name for t in on_it if reader.may_see(t.name))),
-        readings=readings(state, lambda s: s.on in {On.GPU, On.MIG} and s.gpu in slices),
+        readings=found,
     )
 
 

@@ -42,11 +42,12 @@ class Server:
         path: str,
         group: str = "",
         metrics_listen: str = "",
-        idle_seconds: float = 15.0,
+        idle_seconds: float = 20.0,
     ) -> None:
         """Nothing is opened yet. An empty `metrics_listen` means no loopback listener.
 
-        A connection on which no request has become complete for `idle_seconds` is closed.
+        A connection is closed when no request has become complete on it, or its peer has not taken
+        an answer, for `idle_seconds`.
         """
         self._told = told
         self._inbox = inbox
@@ -96,6 +97,7 @@ class Server:
             gate=Gate(self._group),
             peer_of=callers.peer_of,
             exposition=self._exposition,
+            send_seconds=self._idle_seconds,
         )
         sock = bind_socket(self._path)
         self._open.callback(sock.close)
@@ -107,7 +109,12 @@ class Server:
         self._open.callback(listener.close)
 
     async def _start_loopback(self, address: Address) -> None:
-        app = loopback_app(self._told, hosts=address.names, exposition=self._exposition)
+        app = loopback_app(
+            self._told,
+            hosts=address.names,
+            exposition=self._exposition,
+            send_seconds=self._idle_seconds,
+        )
         sock = bind_loopback(address)
         self._open.callback(sock.close)
         self.metrics_port = sock.getsockname()[1]

@@ -94,6 +94,8 @@ class Pipes:
                 self._pending = self._pending[os.write(self._sink, self._pending) :]
         except BlockingIOError:
             return
+        except BrokenPipeError:
+            self._pending = b""  # The parent has gone, which the other pipe tells.
 
     def receive(self, timeout: float) -> list[bytes]:
         """Lines that have arrived, waiting up to `timeout` seconds. Raises EOFError at the end."""

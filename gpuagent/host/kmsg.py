@@ -92,9 +92,9 @@ class Kmsg:
 
     def _meaning(self, error: OSError) -> AgentError:
         why = f"{self._path}: {error.strerror}; XIDs that NVML does not report are not seen"
-        if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
-            return Unsupported(f"{why}; set paths.kernel_log")
-        return Refused(f"{why}; reading it needs root or CAP_SYSLOG")
+        if isinstance(error, PermissionError):
+            return Refused(f"{why}; reading it needs root or CAP_SYSLOG")
+        return Unsupported(f"{why}; set paths.kernel_log to the kernel log")
 
 
 def parse(line: str) -> KernelXid | None:

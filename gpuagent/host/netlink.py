@@ -133,6 +133,10 @@ def _meaning(broken: OSError) -> AgentError:
         return Unsupported(
             "process events: this kernel has no process connector (CONFIG_PROC_EVENTS)"
         )
+    if broken.errno == errno.ECONNREFUSED:
+        return Unsupported(
+            "process events: nobody answers in this network namespace; run the agent in the host's"
+        )
     return Unavailable(f"process events: {broken.strerror}")
 
 
@@ -225,8 +229,8 @@ class ProcessEvents:
                         break
         except TimeoutError:
             raise Unsupported(
-                "process events: the kernel does not answer; they reach only the host's own "
-                "PID and user namespace"
+                "process events: the kernel does not answer in this PID or user namespace; "
+                "run the agent in the host's"
             ) from None
         if error:
             raise _meaning(OSError(error, os.strerror(error)))

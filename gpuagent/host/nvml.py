@@ -161,7 +161,8 @@ class NvmlGpus:
         if self._worker is not None:
             self._worker.deadline = settings.call_deadline
             with contextlib.suppress(Unavailable):  # A new child gets them at its start.
-                self._send(self._worker, "rates", every=self._every())
+                every, retry_max = self._every(), settings.retry_max
+                self._send(self._worker, "rates", every=every, retry_max=retry_max)
         self._kick.set()
 
     async def run(self) -> None:
@@ -313,6 +314,7 @@ class NvmlGpus:
             case frames.CardFrame():
                 if self._picture.card(frame, self._driver, now):
                     self._wake(f"{self._picture.label(frame.i)} was found")
+            case frames.Introduced():
                 self._heard_of(frame.i)
             case frames.BlindFrame():
                 if self._picture.blind(frame.i, frame.why, now):

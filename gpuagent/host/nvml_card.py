@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 
 from gpuagent.host.nvml_driver import CardLost, Driver, DriverGone, Never, NoValue
-from gpuagent.host.nvml_fields import POWER, POWER_GA100, READS, Read, Row
+from gpuagent.host.nvml_fields import POWER, POWER_GA100, READS, SAMPLE, Read, Row
 
 _ASK_AGAIN_SECONDS = 600.0
 """A card that did not support a question is asked again after this: modes change."""
@@ -76,31 +76,29 @@ class Card:
     def read(self, rate: str) -> tuple[list[Row], dict[str, list[Row]]]:
         """Readings of one rate: of the card, and of its MIG instances by UUID.
 
-        Raises CardLost also where the card answers no question at all but with errors.
+        Raises CardLost also where each question of the sample rate ends in an error.
         """
         rows: list[Row] = []
         sliced: dict[str, list[Row]] = {}
         failure: NoValue | None = None
-        for read in self._reads:
-            if read.rate != rate:
-                continue
+        reads = [read for read in self._reads if read.rate == rate]
+        for read in reads:
             try:
                 rows.extend(self._rows(read, self.handle))
             except (CardLost, DriverGone):
                 raise
             except NoValue as error:
-                failure = None if isinstance(error, Never) else error
-        if failure is not None and not rows:
+                failure = error
+        if rate == SAMPLE and failure is not None and not rows:
             raise CardLost(failure.code, f"the card answers nothing ({failure})") from failure
-        for read in self._reads:
-            if read.rate == rate and read.mig:
-                for part in self.slices:
-                    try:
-                        sliced[part.uuid] = list(self._rows(read, part.handle))
-                    except (CardLost, DriverGone):
-                        raise
-                    except NoValue:
-                        continue  # The instance is being taken down: the next identity shows it.
+        for read in reads:
+            for part in self.slices if read.mig else ():
+                try:
+                    sliced[part.uuid] = list(self._rows(read, part.handle))
+                except (CardLost, DriverGone):
+                    raise
+                except NoValue:
+                    continue  # The instance is being taken down: the next identity shows it.
         return rows, sliced
 
     def _rows(self, read: Read, handle: Any) -> Any:

@@ -157,6 +157,12 @@ class BlindFrame(msgspec.Struct, frozen=True, tag_field="t", tag="blind"):
     why: Text
 
 
+class Introduced(msgspec.Struct, frozen=True, tag_field="t", tag="introduced"):
+    """A card was found, and everything that can be read of it was sent once."""
+
+    i: Number
+
+
 class Answer(msgspec.Struct, frozen=True, tag_field="t", tag="answer"):
     """What became of a command. `code` is NVML's, 0 for success; `value` is in milliwatts."""
 
@@ -174,7 +180,17 @@ class Bye(msgspec.Struct, frozen=True, tag_field="t", tag="bye"):
     missing: tuple[Text, ...]
 
 
-Frame = Hello | CardFrame | RowsFrame | ProcessesFrame | XidFrame | BlindFrame | Answer | Bye
+Frame = (
+    Hello
+    | CardFrame
+    | RowsFrame
+    | ProcessesFrame
+    | XidFrame
+    | BlindFrame
+    | Introduced
+    | Answer
+    | Bye
+)
 
 decode = msgspec.json.Decoder(Frame).decode
 """Raises msgspec.DecodeError (ValidationError is one) on what is no frame."""

@@ -16,16 +16,17 @@ MEMORY_RATIO = "gpu_memory_used_ratio"
 _KEPT_PER_KEY = 64
 """Samples between two drains: twelve seconds at 5 Hz, after which the oldest are lost."""
 _KEPT_EVENTS = 256
+_UNKNOWN = "unknown-"
+_BACK = ("gpu-recovered", "answers again")
 
 
 class Picture:
     """Owned by the event loop; everything it hands out is immutable."""
 
     def __init__(self) -> None:
-        self._gpus: dict[int, Gpu] = {}
-        """By index, which is what the child numbers its cards by."""
+        self._gpus: dict[str, Gpu] = {}
         self._processes: dict[str, tuple[GpuProcess, ...]] = {}
-        self._readings: dict[Key, deque[Reading]] = {}
+        self._readings: dict[Key, list[Reading]] = {}
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._known = False
         """Whether a driver has ever said which cards there are."""
@@ -33,7 +34,8 @@ class Picture:
         """Whether the cards are no longer those of the last drain ..."""
         self._relisted = False
         """... and whether a list of processes has come since."""
-        self._unheard: set[int] = set()
+        self._heard: set[str] = set()
+        """Cards that the present child has spoken of, or was told to leave out."""
         self._marks: dict[str, float] = {}
         self._above: set[tuple[str, Subject, tuple[str, ...]]] = set()
 
@@ -57,19 +59,24 @@ class Picture:
         return said
 
     def gpus(self) -> tuple[Gpu, ...]:
-        return tuple(self._gpus[index] for index in sorted(self._gpus))
+        return tuple(sorted(self._gpus.values(), key=lambda gpu: gpu.index))
 
     def _listed(self) -> tuple[GpuProcess, ...]:
         """Processes of all cards; of one that is blind, those that were last seen there."""
         return tuple(p for uuid in sorted(self._processes) for p in self._processes[uuid])
 
     def gpu(self, uuid: str) -> Gpu | None:
-        return next((g for g in self._gpus.values() if g.uuid == uuid), None)
+        return self._gpus.get(uuid)
 
     def label(self, index: int) -> str:
-        """A card as people call it: index, name and UUID."""
-        gpu = self._gpus.get(index)
+        """A card as people call it: index and name."""
+        gpu = self._at(index)
         return f"GPU {index}" if gpu is None else f"GPU {index} ({gpu.name or gpu.uuid})"
+
+    def _at(self, index: int) -> Gpu | None:
+        """The card of this index; while indices shift, the one that was heard of last."""
+        found = [gpu for gpu in self._gpus.values() if gpu.index == index]
+        return max(found, key=lambda gpu: gpu.uuid in self._heard, default=None)
 
     def watch(self, marks: Mapping[str, float]) -> None:
         """From now on, `rows` tells of rises over these marks."""
@@ -80,32 +87,30 @@ class Picture:
 
     def begin(self, skipped: Collection[int]) -> None:
         """A child has found a driver, and will speak of all cards but these."""
-        self._unheard = set(self._gpus) - set(skipped)
+        self._heard = {gpu.uuid for gpu in self._gpus.values() if gpu.index in skipped}
 
     def settle(self, at: float) -> None:
         """The child has spoken of every card: what it did not speak of is no longer there."""
-        for index in sorted(self._unheard):
-            text = f"{self.label(index)} is no longer there"
-            gpu = self._gpus.pop(index)
+        for gpu in [g for g in self.gpus() if g.uuid not in self._heard]:
+            del self._gpus[gpu.uuid]
             self._processes.pop(gpu.uuid, None)
-            self._event("gpu-removed", at, text, gpu.uuid)
             self._changed = self._relisted = True
-        self._unheard.clear()
+            if not gpu.uuid.startswith(_UNKNOWN):
+                text = f"{gpu.name} ({gpu.uuid}), which was GPU {gpu.index}, is no longer there"
+                self._event("gpu-removed", at, text, gpu.uuid)
         self._changed |= not self._known
         self._known = True
 
     def card(self, frame: CardFrame, driver: str, at: float) -> bool:
         """Take a card's description. Says whether the card is new or back."""
-        self._unheard.discard(frame.i)
-        before = self._gpus.get(frame.i)
-        gpu = self._gpus[frame.i] = frame.gpu(driver)
+        self._heard.add(frame.uuid)
+        self._gpus.pop(f"{_UNKNOWN}{frame.i}", None)
+        before = self._gpus.get(frame.uuid)
+        gpu = self._gpus[frame.uuid] = frame.gpu(driver)
         self._changed |= gpu != before
-        if before is not None and before.uuid == gpu.uuid and not before.blind:
+        if before is not None and not before.blind:
             return False
-        if before is not None and before.uuid != gpu.uuid:
-            self._processes.pop(before.uuid, None)
-        back = before is not None and bool(before.blind)
-        kind, verb = ("gpu-recovered", "answers again") if back else ("gpu-found", "was found")
+        kind, verb = ("gpu-found", "was found") if before is None else _BACK
         self._event(kind, at, f"{self.label(frame.i)} {verb}", gpu.uuid)
         return True
 
@@ -114,24 +119,26 @@ class Picture:
 
         A card that never said who it is gets a name that is no UUID, so that it is not overlooked.
         """
-        self._unheard.discard(index)
-        before = self._gpus.get(index) or Gpu(uuid=f"unknown-{index}", index=index, name="")
+        before = self._at(index) or Gpu(uuid=f"{_UNKNOWN}{index}", index=index, name="")
+        self._heard.add(before.uuid)
         if before.blind == why:
             return False
-        self._gpus[index] = msgspec.structs.replace(before, blind=why)
-        self._processes[before.uuid] = tuple(
-            msgspec.structs.replace(p, memory_bytes=None, utilization_ratio=None)
-            for p in self._processes.get(before.uuid, ())
-        )
-        self._changed = self._relisted = True
+        self._gpus[before.uuid] = msgspec.structs.replace(before, blind=why)
+        self._changed = True
+        if listed := self._processes.get(before.uuid):
+            self._relisted = True
+            self._processes[before.uuid] = tuple(
+                msgspec.structs.replace(p, memory_bytes=None, utilization_ratio=None)
+                for p in listed
+            )
         self._event("gpu-blind", at, f"{self.label(index)} cannot be read: {why}", before.uuid)
         return True
 
     def all_blind(self, why: str, at: float) -> None:
         """The child is gone: nothing can be read, except what was blind before for its own reason."""
-        for index, gpu in self._gpus.items():
+        for gpu in self.gpus():
             if not gpu.blind:
-                self.blind(index, why, at)
+                self.blind(gpu.index, why, at)
 
     def processes(self, frame: ProcessesFrame) -> None:
         """Take a card's list. It is news also when it says the same: the numbers are fresh."""
@@ -154,32 +161,34 @@ class Picture:
         return self._risen(readings) if self._marks else ""
 
     def reading(self, reading: Reading) -> None:
-        kept = self._readings.get(reading.key)
-        if kept is None:
-            size = _KEPT_PER_KEY if reading.signal.history else 1
-            kept = self._readings[reading.key] = deque(maxlen=size)
+        kept = self._readings.setdefault(reading.key, [])
+        if len(kept) >= (_KEPT_PER_KEY if reading.signal.history else 1):
+            del kept[0]
         kept.append(reading)
 
     def _risen(self, readings: Collection[Reading]) -> str:
-        values = [(r.signal.name, r.subject, r.dims, r.value) for r in readings]
-        total = {r.subject: r.value for r in readings if r.signal is GPU_MEMORY_TOTAL_BYTES}
-        values += [
-            (MEMORY_RATIO, r.subject, (), r.value / total[r.subject])
-            for r in readings
-            if r.signal is GPU_MEMORY_USED_BYTES and total.get(r.subject)
-        ]
         risen = ""
-        for name, subject, dims, value in values:
-            mark = self._marks.get(name)
-            if mark is None:
-                continue
-            key = (name, subject, dims)
-            if value <= mark:
-                self._above.discard(key)
-            elif key not in self._above:
-                self._above.add(key)
-                risen = f"{name} of {subject} is {value:g}, over {mark:g}"
+        total = {}
+        for r in readings:
+            mark = self._marks.get(r.signal.name)
+            if mark is not None and self._rises(r.signal.name, r.subject, r.dims, r.value > mark):
+                risen = f"{r.signal.name} of {r.subject} is {r.value:g}, over {mark:g}"
+            if r.signal is GPU_MEMORY_TOTAL_BYTES:
+                total[r.subject] = r.value
+        mark = self._marks.get(MEMORY_RATIO)
+        for r in readings if mark is not None and total else ():
+            if r.signal is GPU_MEMORY_USED_BYTES and total.get(r.subject):
+                ratio = r.value / total[r.subject]
+                if self._rises(MEMORY_RATIO, r.subject, (), ratio > (mark or 0.0)):
+                    risen = f"{MEMORY_RATIO} of {r.subject} is {ratio:g}, over {mark:g}"
         return risen
+
+    def _rises(self, name: str, subject: Subject, dims: tuple[str, ...], above: bool) -> bool:
+        """Whether a value is above its mark and was not before."""
+        key = (name, subject, dims)
+        was = key in self._above
+        (self._above.add if above else self._above.discard)(key)
+        return above and not was
 
     def _event(self, kind: str, at: float, text: str, uuid: str, *, xid: int | None = None) -> None:
         numbers = () if xid is None else (("xid", float(xid)),)

@@ -9,6 +9,7 @@ driver, and when cards come or go, since only a new process makes the library lo
 import contextlib
 import heapq
 import json
+import math
 import os
 import sys
 import time
@@ -24,6 +25,9 @@ from gpuagent.host.nvml_fields import LINKS, SAMPLE, SLOW, STATUS
 PROCESSES, EVENTS, CENSUS = "processes", "events", "census"
 READ_RATES = (SAMPLE, STATUS, LINKS, SLOW)
 
+_GRID_SECONDS = 0.25
+"""Least time between two rounds of work where samples are taken seldom."""
+_APART_SECONDS = 0.3
 _IDLE_SECONDS = 0.5
 """Longest wait: after each, the child shows that it is alive."""
 _EVENT_WAIT_MS = 1
@@ -52,7 +56,8 @@ class Reader:
         self._uuids: dict[int, str] = {}
         """By the driver's handle, as events carry it; a card that is lost keeps its place."""
         self._registered: set[int] = set()
-        self._due: list[tuple[float, int, str]] = []
+        self._due: list[tuple[float, bool, int, str]] = []
+        """(when, whether it is less urgent than a sample, card, job): a heap."""
         self._count = 0
         self._began = time.monotonic()
         self._folder: str = settings["listing"]
@@ -91,14 +96,14 @@ class Reader:
 
     def _introduce(self, card: Card) -> None:
         """Send who the card is and its first readings, and begin to work on it."""
+        self._register(card)
         self._send(card.identity(list(self._cards.values())))
         self._pauses.pop(card.index, None)
-        self._register(card)
         for rate in READ_RATES:
             self._read(card, rate)
-            self._plan(self._every[rate], card.index, rate)
         self._processes(card)
-        self._plan(self._every[PROCESSES], card.index, PROCESSES)
+        self._begin_work(card.index)
+        self._send({"t": "introduced", "i": card.index})
 
     def _register(self, card: Card) -> None:
         self._uuids[card.address] = card.uuid
@@ -118,8 +123,7 @@ class Reader:
     def _blind(self, index: int, why: str) -> None:
         """Stop working on a card, say why, and look again after a growing pause."""
         card = self._cards.pop(index, None)
-        self._due = [job for job in self._due if job[1] != index]
-        heapq.heapify(self._due)
+        self._drop_work(index)
         pause = min(self._retry_max, 2 * self._pauses.get(index, _RETRY_SECONDS / 2))
         self._pauses[index] = pause
         self._plan(pause, index, "find")
@@ -134,7 +138,21 @@ class Reader:
     # -- the work -------------------------------------------------------------------------------------
 
     def _plan(self, seconds: float, index: int, job: str) -> None:
-        heapq.heappush(self._due, (time.monotonic() + seconds, index, job))
+        """Do a job so many seconds from now, or a little later, when we are awake anyway."""
+        whole = self._every[SAMPLE]
+        grid = whole / math.ceil(whole / _GRID_SECONDS)
+        due = math.ceil((time.monotonic() + seconds) / grid - 1e-6) * grid
+        heapq.heappush(self._due, (due, job != SAMPLE, index, job))
+
+    def _begin_work(self, index: int) -> None:
+        """Plan everything that is read of a card; what is expensive, not for all cards at once."""
+        for number, job in enumerate((*READ_RATES, PROCESSES)):
+            apart = 0.0 if job == SAMPLE else (index + number) * _APART_SECONDS
+            self._plan(self._every[job] + apart, index, job)
+
+    def _drop_work(self, index: int) -> None:
+        self._due = [job for job in self._due if job[2] != index]
+        heapq.heapify(self._due)
 
     def run(self) -> None:
         """Until the parent closes the pipe. Raises DriverGone and CardsChanged."""
@@ -148,11 +166,12 @@ class Reader:
             for line in lines:
                 self._obey(json.loads(line))
             if self._due and self._due[0][0] <= time.monotonic():
-                self._work(*heapq.heappop(self._due))
+                due, _, index, job = heapq.heappop(self._due)
+                self._work(due, index, job)
 
     def _work(self, due: float, index: int, job: str) -> None:
         if job == "find":
-            card = self._find(index)
+            card = None if index in self._cards else self._find(index)
             if card is not None:
                 self._attempt(index, self._introduce, card)
             return
@@ -238,11 +257,10 @@ class Reader:
         do = command["do"]
         if do == "rates":
             self._every = command["every"]
-            for index in [*self._cards]:
-                self._due = [j for j in self._due if j[1] != index]
-                for job in (*READ_RATES, PROCESSES):
-                    self._due.append((time.monotonic() + self._every[job], index, job))
-            heapq.heapify(self._due)
+            self._retry_max = command["retry_max"]
+            for index in self._cards:
+                self._drop_work(index)
+                self._begin_work(index)
             return None
         if do == "adopt":
             self._plan(0.0, command["i"], "find")

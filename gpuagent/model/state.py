@@ -154,15 +154,19 @@ class History:
     """Bounded memory of the signals that keep one: 5 Hz for a minute, one in ten seconds for an hour.
 
     Each series costs 2 x (300 + 360) x 8 bytes = 10.3 KiB; there are never more than `limit`
-    series, the longest silent goes first. Owned by `fold`; others take copies through `window`.
+    series. A new one takes the place of the longest silent; while all are heard it is not kept, so
+    that those which are stay whole. Owned by `fold`; others take copies through `window`.
     """
 
     FINE = (300, 0.19)
     COARSE = (360, 9.9)
+    SILENT_SECONDS = 60.0
 
     def __init__(self, limit: int = 1000) -> None:
         self._limit = limit
         self._series: dict[Key, tuple[Series, Series]] = {}
+        self._full_until = float("-inf")
+        """No series has been silent for long before then."""
 
     def __len__(self) -> int:
         return len(self._series)
@@ -170,11 +174,24 @@ class History:
     def add(self, reading: Reading) -> None:
         pair = self._series.get(reading.key)
         if pair is None:
-            if len(self._series) >= self._limit:
-                del self._series[min(self._series, key=lambda k: self._series[k][0].newest)]
+            if not self._room(reading.at):
+                return
             pair = self._series[reading.key] = (Series(*self.FINE), Series(*self.COARSE))
         for series in pair:
             series.add(reading.at, reading.value)
+
+    def _room(self, at: float) -> bool:
+        """Whether there is room for one more series at this time, made if need be."""
+        if len(self._series) < self._limit:
+            return True
+        if at < self._full_until:
+            return False
+        longest = min(self._series, key=lambda k: self._series[k][0].newest)
+        self._full_until = self._series[longest][0].newest + self.SILENT_SECONDS
+        if at < self._full_until:
+            return False
+        del self._series[longest]
+        return True
 
     def window(
         self, signal: Signal, subject: Subject, start: float, dims: tuple[str, ...] = ()
@@ -256,7 +273,10 @@ _FORGET_AFTER = 3600.0
 
 def fold(state: NodeState, frame: Frame) -> NodeState:
     """The state after `frame`. Pure but for `history`, which moves on to the new state."""
+    inventory = _merge_inventory(state.inventory, frame.sensed)
     readings = _merge_readings(state, frame)
+    if inventory.tenants is not state.inventory.tenants:
+        _drop_departed(readings, inventory)
     history = state.history
     for sensed in frame.sensed:
         for reading in sensed.readings:
@@ -266,7 +286,7 @@ def fold(state: NodeState, frame: Frame) -> NodeState:
         history.forget(frame.now.mono - _FORGET_AFTER)
     return NodeState(
         frame.now,
-        inventory=_merge_inventory(state.inventory, frame.sensed),
+        inventory=inventory,
         readings=readings,
         outcomes={(o.knob, o.subject): o for o in frame.outcomes},
         health={**state.health, **{h.name: h for h in frame.health}},
@@ -285,6 +305,13 @@ def _merge_readings(state: NodeState, frame: Frame) -> dict[Key, Reading]:
             if known is None or known.at <= reading.at:
                 merged[reading.key] = reading
     return merged
+
+
+def _drop_departed(readings: dict[Key, Reading], inventory: Inventory) -> None:
+    """What was read of a tenant is true no longer once it has left."""
+    present = {"", *(t.name for t in inventory.tenants or ())}
+    for key in [k for k, r in readings.items() if r.subject.tenant not in present]:
+        del readings[key]
 
 
 def _merge_inventory(known: Inventory, sensed: Iterable[Sensed]) -> Inventory:

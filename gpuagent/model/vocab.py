@@ -309,7 +309,7 @@ TENANT_GPU_PROCESSES = Signal(
 )
 
 # -- a tenant on the host ---------------------------------------------------------------------------
-TENANT_PROCESSES = Signal("tenant_processes", _TENANT, "Processes of the tenant.", expires=15)
+TENANT_PROCESSES = Signal("tenant_processes", _TENANT, "Processes of the tenant.", expires=150)
 TENANT_CPU_CORES = Signal(
     "tenant_cpu_cores", _TENANT, "CPU time used per second, in cores.", history=True
 )

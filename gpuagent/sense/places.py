@@ -70,7 +70,7 @@ _FORMS: tuple[re.Pattern[str], ...] = tuple(
         rf"(?P<home>{_SLICES}/(?P<unit>[^/]+\.(?:service|scope)))" + _BELOW,
         # Slices and the root belong to nobody. Any other folder was made by hand for somebody.
         rf"{_SLICES}/?",
-        r"(?P<home>(?:/[^/]+)+)",
+        r"(?P<home>(?:/[^/]+)*/(?![^/]*\.slice\Z)[^/]+)",
     )
 )
 

@@ -159,7 +159,7 @@ class Tree:
         if not os.access(place, os.W_OK):
             raise Refused(f"{path}/{file}: permission denied")
         # A control file takes a write as a whole or not at all, also from a process that is killed.
-        whole = place.with_suffix(".new")
+        whole = place.with_name(file + ".new")
         whole.write_text(text + "\n")
         whole.rename(place)
 

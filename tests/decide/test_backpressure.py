@@ -110,6 +110,26 @@ def test_the_one_that_grows_is_held_not_its_idle_neighbour() -> None:
     assert w.share("still") == 1.0
 
 
+def test_growth_that_no_process_explains_holds_the_largest_first() -> None:
+    w = world(tenant("serve", Level.L1), tenant("small"), tenant("large"))
+    w.uses("small", memory=2 * GIB)
+    w.uses("large", memory=30 * GIB)
+    w.run(12)
+    for _ in range(6):
+        w.grow(1, by={})
+        w.used += GIB
+    assert w.share("large") < 1.0
+    assert w.share("small") == 1.0
+
+
+def test_growth_of_level_one_alone_holds_nobody_back() -> None:
+    w = world(tenant("serve", Level.L1), tenant("still"))
+    w.uses("still", memory=30 * GIB)
+    w.run(12)
+    w.grow(12, by={"serve": GIB})
+    assert w.decision.settings == ()
+
+
 def test_level_three_is_at_its_floor_before_level_two_is_touched() -> None:
     w = world(tenant("batch", Level.L2), tenant("train"))
     w.run(12)
@@ -239,6 +259,21 @@ def test_heat_holds_tenants_first_and_then_the_card() -> None:
     assert "l1-card-limited" in w.events
     w.run(400)
     assert min(s.value for s in of(w, POWER_LIMIT) or [limit]) >= 200
+
+
+def test_the_card_waits_until_the_levers_on_tenants_are_known() -> None:
+    w = world(tenant("serve", Level.L1), tenant("train"))
+    w.uses("train", utilization=0.8)
+    known = dict(w.values)
+    w.values = {k: v for k, v in w.values.items() if not k[0].name.endswith("cpu_cores")}
+    w.card(celsius=84)
+    w.run(6)
+    assert not of(w, POWER_LIMIT)
+    w.values = known
+    w.card(celsius=84)
+    w.run(3)
+    assert of(w, CPU_MAX)[0].blocked is None
+    assert not of(w, POWER_LIMIT)
 
 
 def test_one_tenant_for_two_causes_is_held_once_for_the_worst() -> None:

@@ -87,6 +87,7 @@ async def test_every_route_for_every_role(peer: Peer, column: int) -> None:
         gate=Gate("gpuagent"),
         peer_of=lambda _: peer,
         exposition=exposition,
+        send_seconds=20,
     )
     async with TestClient(TestServer(app)) as client:
         for route, statuses in ALLOWED.items():
@@ -102,12 +103,14 @@ async def test_every_route_for_every_role(peer: Peer, column: int) -> None:
 
 async def test_a_tenants_own_user_sees_nobody_else() -> None:
     exposition = Exposition("1")
+    broken = msgspec.structs.replace(snapshots.ENFORCING, config_error="a.toml:1: serve: unknown")
     app = socket_app(
-        Scene(snapshots.busy()),
+        Scene(snapshots.busy(posture=broken)),
         Commands(),
         gate=Gate(""),
         peer_of=lambda _: OWNER,
         exposition=exposition,
+        send_seconds=20,
     )
     async with TestClient(TestServer(app)) as client:
         for route, statuses in ALLOWED.items():
@@ -117,6 +120,8 @@ async def test_a_tenants_own_user_sees_nobody_else() -> None:
                 assert "serve" not in text, route
         page = await (await client.get("/v1/gpus")).json()
         assert [g["index"] for g in page["items"]] == [0]
+        health = await (await client.get("/v1/health")).json()
+        assert "administrators are told" in health["config_error"]
         refusal = await client.post("/v1/pause")
         assert "names no group" in await refusal.text()
     exposition.close()
@@ -175,6 +180,15 @@ def test_root_in_a_tenants_cgroup_is_that_tenant() -> None:
 def test_root_as_a_tenants_process_is_that_tenant() -> None:
     peer = role(0, Origin(550, "/elsewhere", contained=False), pid=55)
     assert (peer.role, peer.tenants) == (Role.TENANT, frozenset({"root-job"}))
+
+
+def test_an_administrator_who_is_a_tenant_in_a_session_stays_one() -> None:
+    session = "/user.slice/user-1000.slice/session-4.scope"
+    mine = Inventory(tenants=(snapshots.tenant("mine", path=session, pids=(9,), uid=1000),))
+    peer = role(1000, Origin(90, session, contained=False), groups=frozenset({900}), inventory=mine)
+    assert peer.role is Role.ADMIN
+    boxed = role(0, Origin(90, session, contained=True), inventory=mine)
+    assert (boxed.role, boxed.tenants) == (Role.TENANT, frozenset({"mine"}))
 
 
 def test_a_pid_that_was_given_to_another_process_is_not_the_tenants() -> None:

@@ -1,21 +1,17 @@
-"""The listeners under abuse: stale sockets, floods, junk, silence, and foreign pages."""
+"""The listeners under abuse: floods, junk, silence, and foreign pages."""
 
 import asyncio
 import contextlib
 import os
+import select
 import socket
-import stat
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuagent.errors import Refused
 from gpuagent.expose.auth import Rules
 from gpuagent.expose.door import CONNECTIONS_OF_OTHERS, CONNECTIONS_PER_USER, Callers
-from gpuagent.expose.server import Server
-from gpuagent.expose.sockets import Address, bind_loopback, bind_socket, remove_socket
 from tests.expose import snapshots
 from tests.expose.scene import (
     Commands,
@@ -25,130 +21,9 @@ from tests.expose.scene import (
     ask_loopback,
     exchange,
     serving,
-    short_folder,
 )
 
-# -- the socket's file -----------------------------------------------------------------------------------
-
-
-async def test_the_socket_is_open_to_all_and_removed_on_stop() -> None:
-    async with serving(Scene(snapshots.busy())) as (_, path):
-        mode = os.stat(path).st_mode
-        assert stat.S_ISSOCK(mode)
-        assert stat.S_IMODE(mode) == 0o666
-    assert not os.access(path, os.F_OK)
-
-
-async def test_run_serves_until_cancelled_and_cleans_up() -> None:
-    with short_folder() as folder:
-        path = f"{folder}/deep/er/s"
-        server = Server(Scene(snapshots.busy()), Commands(), path=path)
-        await server.start()
-        running = asyncio.ensure_future(server.run())
-        assert (await ask(path, "/v1/node")).status == 200
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert not os.access(path, os.F_OK)
-
-
-async def test_a_socket_that_nobody_listens_on_is_replaced() -> None:
-    with short_folder() as folder:
-        path = f"{folder}/s"
-        bind_socket(path).close()
-        assert os.access(path, os.F_OK)
-        server = Server(Scene(snapshots.busy()), Commands(), path=path)
-        await server.start()
-        try:
-            assert (await ask(path, "/v1/node")).status == 200
-        finally:
-            await server.stop()
-
-
-async def test_a_socket_in_use_is_left_alone() -> None:
-    async with serving(Scene(snapshots.busy())) as (_, path):
-        second = Server(Scene(None), Commands(), path=path)
-        with pytest.raises(Refused, match="in use: another agent runs"):
-            await second.start()
-        assert (await ask(path, "/v1/node")).status == 200
-
-
-def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    path.write_text("precious")
-    with pytest.raises(Refused, match="is no socket"):
-        bind_socket(str(path))
-    assert path.read_text() == "precious"
-
-
-def test_a_path_too_long_says_so(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match=r"107: set paths\.socket"):
-        bind_socket(str(tmp_path / ("x" * 120)))
-
-
-def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(Refused, match="cannot listen on"):
-        bind_socket(str(tmp_path / "file" / "s"))
-
-
-def test_only_our_own_socket_is_removed() -> None:
-    with short_folder() as folder:
-        path = f"{folder}/s"
-        bind_socket(path).close()
-        ours = os.stat(path).st_ino
-        remove_socket(path, ours + 1)
-        assert os.access(path, os.F_OK)
-        remove_socket(path, ours)
-        assert not os.access(path, os.F_OK)
-        remove_socket(path, ours)
-
-
-# -- the loopback address --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "9485",
-        "0.0.0.0:9485",
-        "example.com:1",
-        "127.0.0.1:99999",
-        "127.0.0.1:",
-        "127.0.0.1:x",
-        "[::]:1",
-        "10.0.0.1:80",
-        "::1",
-    ],
-)
-def test_an_address_that_is_not_loopback_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match="metrics_listen"):
-        Address.parse(text)
-
-
-def test_loopback_addresses() -> None:
-    assert Address.parse("127.0.0.1:9485") == Address("127.0.0.1", 9485)
-    assert Address.parse("localhost:1") == Address("127.0.0.1", 1)
-    assert Address.parse("[::1]:2") == Address("::1", 2)
-    assert "[::1]" in Address("::1", 2).names
-
-
-def test_a_port_in_use_says_so() -> None:
-    with bind_loopback(Address("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(Refused, match=f"port {port}"):
-            bind_loopback(Address("127.0.0.1", port))
-
-
-async def test_a_failed_start_leaves_nothing_open() -> None:
-    with short_folder() as folder, bind_loopback(Address("127.0.0.1", 0)) as taken:
-        path = f"{folder}/s"
-        listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        server = Server(Scene(None), Commands(), path=path, metrics_listen=listen)
-        with pytest.raises(Refused):
-            await server.start()
-        assert not os.access(path, os.F_OK)
+# -- the loopback address ---------------------------------------------------------------------------------
 
 
 async def test_the_loopback_address_offers_three_pages_only() -> None:
@@ -312,6 +187,22 @@ async def test_silent_and_slow_connections_are_closed() -> None:
         assert await exchange(path, b"GET /v1/node HTTP/1.1\r\nX: drip", deadline=10) == b""
 
 
+async def test_who_does_not_take_the_answer_is_cut_off() -> None:
+    async with serving(Scene(snapshots.large()), idle_seconds=0.3) as (_, path):
+        with socket.socket(socket.AF_UNIX) as lazy:
+            lazy.connect(path)
+            lazy.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            hung_up = select.poll()
+            hung_up.register(lazy, 0)  # a hang-up is told without being asked for
+            assert await asyncio.to_thread(hung_up.poll, 10_000)
+            taken = 0
+            with contextlib.suppress(ConnectionError):
+                while chunk := lazy.recv(65536):
+                    taken += len(chunk)
+        assert taken < 1_000_000
+        assert (await ask(path, "/v1/node")).status == 200
+
+
 async def test_a_half_open_connection_harms_nobody() -> None:
     async with serving(Scene(snapshots.busy())) as (_, path):
         idle = [await asyncio.open_unix_connection(path) for _ in range(10)]
@@ -321,6 +212,14 @@ async def test_a_half_open_connection_harms_nobody() -> None:
         assert (await ask(path, "/v1/node")).status == 200
         for _, writer in idle:
             writer.close()
+
+
+async def test_head_is_get_without_the_body() -> None:
+    async with serving(Scene(snapshots.busy())) as (_, path):
+        reply = await ask(path, "/metrics", method="HEAD")
+    assert reply.status == 200
+    assert int(reply.headers["content-length"]) > 1000
+    assert reply.body == b""
 
 
 async def test_one_connection_takes_many_requests() -> None:

@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -26,6 +25,12 @@ QUICK: dict[str, Any] = {
 }
 SECONDS = 20.0
 """Far more than anything takes: only a failure waits so long."""
+
+
+class Driver(Protocol):
+    """Makes a fake driver with these cards that children of this process will find."""
+
+    def __call__(self, *profiles: Profile, **options: Any) -> FakeNvml: ...
 
 
 class Rig:
@@ -64,11 +69,13 @@ class Rig:
 
     async def until(self, condition: Callable[[], object], what: str) -> None:
         """Look again and again until it is so."""
+
+        def looked() -> object:
+            self.look()
+            return condition()
+
         try:
-            async with asyncio.timeout(SECONDS):
-                while not condition():
-                    await asyncio.sleep(0.01)
-                    self.look()
+            await until(looked)
         except TimeoutError:
             pytest.fail(f"{what}: never; {self.cards}, {self.error}, {self.events}")
 
@@ -108,16 +115,6 @@ async def running(fake: FakeNvml, **settings: Any) -> AsyncIterator[Rig]:
             await task
 
 
-def fake_driver(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *profiles: Profile, **options: Any
-) -> FakeNvml:
-    """A fake driver that children of this process will find."""
-    fake = FakeNvml.create(folder, list(profiles), **options)
-    for name, value in fake.env.items():
-        monkeypatch.setenv(name, value)
-    return fake
-
-
 def gone(pid: int) -> bool:
     """Whether a process has ended; one that only waits to be reaped by init has."""
     try:
@@ -132,3 +129,10 @@ def children() -> set[int]:
     me = os.getpid()
     with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as file:
         return {int(pid) for pid in file.read().split()}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until it is so. Raises TimeoutError where it never is."""
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 - what is waited for is in another process
+            await asyncio.sleep(0.01)

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,12 +141,35 @@ def test_a_mount_that_is_read_only_is_refused_with_the_remedy(root: Path) -> Non
         subprocess.run(["umount", root], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
-def test_a_file_that_is_not_ours_is_refused(root: Path) -> None:
-    (root / "train.service/cpu.max").chmod(0)
-    tree = CgroupTree(str(root))
-    with pytest.raises(Refused, match="run it as root"):
-        tree.read("/train.service", "cpu.max")
+WRITE_AS_NOBODY = """
+import os, sys
+from gpuagent.errors import Refused
+from gpuagent.host.cgroups import CgroupTree
+
+root = sys.argv[1]
+tree = CgroupTree(root)
+inode = tree.inode("/train.service")
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setuid(65534)
+try:
+    tree.write("/train.service", inode, "cpu.max", "1 2")
+except Refused as refused:
+    print(refused)
+"""
+
+
+def test_a_file_that_is_not_ours_is_refused_with_the_remedy(root: Path) -> None:
+    (root / "train.service/cpu.max").chmod(0o400)
+    child = subprocess.run(
+        [sys.executable, "-c", WRITE_AS_NOBODY, root],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "run it as root or delegate the cgroup" in child.stdout
+    assert (root / "train.service/cpu.max").read_text() == "max 100000\n"
 
 
 def test_folders_that_vanish_and_come_back_while_we_write(root: Path) -> None:
@@ -168,18 +193,19 @@ def test_folders_that_vanish_and_come_back_while_we_write(root: Path) -> None:
 
     swapper = threading.Thread(target=swap)
     swapper.start()
-    outcomes = set()
+    outcomes = {"written": 0, "gone": 0}
+    deadline = time.monotonic() + 20
     try:
-        for _ in range(2000):
+        while min(outcomes.values()) < 50 and time.monotonic() < deadline:
             try:
                 tree.write("/train.service", inode, "cpu.max", "ours")
-                outcomes.add("written")
+                outcomes["written"] += 1
             except Gone:
-                outcomes.add("gone")
+                outcomes["gone"] += 1
     finally:
         stop.set()
         swapper.join()
-    assert "written" in outcomes
+    assert min(outcomes.values()) >= 50, outcomes
     assert (root / "other/cpu.max").read_text() == "theirs\n"
 
 

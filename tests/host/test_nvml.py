@@ -1,19 +1,10 @@
-"""host.nvml over the fake driver: what is read, what is survived, what is let go."""
+"""host.nvml over the fake driver: what is read, how often, and what is told of it."""
 
 import asyncio
-import os
-import signal
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 
-from gpuagent import config
-from gpuagent.clock import SystemClock
-from gpuagent.errors import Gone, Refused, Unavailable, Unsupported
-from gpuagent.host.nvml import NvmlGpus
 from gpuagent.host.nvml_fields import READS
 from gpuagent.host.nvml_probe import probe
 from gpuagent.model.vocab import SIGNAL
@@ -24,23 +15,9 @@ from tests.fakes.nvml import (
     L40S,
     MIB,
     PROFILES,
-    RTX_4080_SUPER,
     RTX_4090,
-    FakeNvml,
-    Profile,
 )
-from tests.host.nvml_rig import Rig, fake_driver, gone, running
-
-Driver = Callable[..., FakeNvml]
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Driver:
-    def make(*profiles: Profile, **options: Any) -> FakeNvml:
-        return fake_driver(monkeypatch, tmp_path, *profiles, **options)
-
-    return make
-
+from tests.host.nvml_rig import Driver, Rig, running, until
 
 # -- what is read -------------------------------------------------------------------------------------
 
@@ -133,8 +110,10 @@ async def test_mig_instances_have_memory_of_their_own_and_processes_know_theirs(
 async def test_processes_of_all_kinds_and_how_busy_they_are(driver: Driver) -> None:
     fake = driver(L40S)
     gpu = fake.gpus[0]
-    for pid, kind in ((11, "compute"), (12, "graphics"), (13, "mps"), (14, "compute+graphics")):
-        gpu.add_process(pid, kind=kind, memory_bytes=pid * MIB)
+    gpu.add_process(11, kind="compute", memory_bytes=11 * MIB)
+    gpu.add_process(12, kind="graphics", memory_bytes=12 * MIB)
+    gpu.add_process(13, kind="mps", memory_bytes=13 * MIB)
+    gpu.add_process(14, kind="compute+graphics", memory_bytes=14 * MIB)
     gpu.add_process(15, memory_bytes=None)
     async with running(fake) as rig:
         await rig.until(lambda: rig.processes, "processes are listed")
@@ -241,14 +220,20 @@ async def test_only_cheap_calls_are_made_at_the_sample_rate(driver: Driver) -> N
     assert fake.calls("nvmlDeviceGetComputeRunningProcesses_v3") == 0
 
 
+async def test_the_child_is_small(driver: Driver) -> None:
+    fake = driver(*[H100_80GB] * 8)
+    async with running(fake) as rig:
+        assert len(await rig.known()) == 8
+        assert rig.gpus.child is not None
+        assert psutil.Process(rig.gpus.child).memory_info().rss < 32 * MIB
+
+
 async def test_samples_between_two_drains_are_kept_but_not_without_bound(driver: Driver) -> None:
     fake = driver(RTX_4090)
     async with running(fake, sample_interval=0.02) as rig:
         await rig.known()
         before = fake.calls("nvmlDeviceGetPowerUsage")
-        async with asyncio.timeout(20):
-            while fake.calls("nvmlDeviceGetPowerUsage") < before + 80:
-                await asyncio.sleep(0.05)
+        await until(lambda: fake.calls("nvmlDeviceGetPowerUsage") >= before + 80)
         said = rig.gpus.drain()
     power = [r for r in said.readings if r.signal.name == "gpu_power_watts"]
     assert 10 < len(power) <= 64
@@ -296,328 +281,7 @@ async def test_each_xid_is_told_once(driver: Driver) -> None:
         await rig.until(lambda: len(told()) >= 4, "all are told")
         polls = fake.calls("nvmlEventSetWait_v2")
         await rig.until(lambda: fake.calls("nvmlEventSetWait_v2") > polls + 3, "asked again")
-        expected = [(fake.gpus[0].uuid, 13.0)] + [(fake.gpus[1].uuid, x) for x in (31.0, 31.0, 43.0)]
+        expected = [(fake.gpus[0].uuid, 13.0)] + [
+            (fake.gpus[1].uuid, x) for x in (31.0, 31.0, 43.0)
+        ]
         assert told() == sorted(expected)
-
-
-# -- what is survived ---------------------------------------------------------------------------------
-
-
-async def test_a_call_that_hangs_blinds_one_card_until_it_answers_again(driver: Driver) -> None:
-    fake = driver(RTX_4090, L40S, RTX_4080_SUPER)
-    async with running(fake) as rig:
-        await rig.known()
-        first = rig.gpus.child
-        fake.hang("nvmlDeviceGetTemperatureV", gpu=1)
-        began = time.monotonic()
-        await rig.until(lambda: rig.card(1).blind, "the card is blind")
-        assert "nvmlDeviceGetTemperatureV did not return" in rig.card(1).blind
-        at = time.monotonic()
-        await rig.until(
-            lambda: all(rig.since(at, fake.gpus[i].uuid) for i in (0, 2)), "the others go on"
-        )
-        assert time.monotonic() - began < 10
-        assert rig.card(0).blind == rig.card(2).blind == ""
-        assert not rig.since(at, fake.gpus[1].uuid)
-        assert first is not None
-        assert gone(first)
-        with pytest.raises(Unavailable, match="hangs"):
-            await rig.gpus.power_limit(fake.gpus[1].uuid)
-        second = rig.gpus.child
-        fake.unhang("nvmlDeviceGetTemperatureV", gpu=1)
-        await rig.until(lambda: not rig.card(1).blind, "the card answers again")
-        at = time.monotonic()
-        await rig.until(lambda: rig.since(at, fake.gpus[1].uuid), "and is read")
-        assert rig.gpus.child == second, "the others were not disturbed"
-    kinds = [e.kind for e in rig.events if e.subject and e.subject.gpu == fake.gpus[1].uuid]
-    assert kinds == ["gpu-found", "gpu-blind", "gpu-recovered"]
-
-
-async def test_a_card_that_hangs_before_it_has_a_name_is_not_overlooked(driver: Driver) -> None:
-    fake = driver(RTX_4090, L40S)
-    fake.hang("nvmlDeviceGetUUID", gpu=0)
-    async with running(fake) as rig:
-        await rig.until(lambda: rig.cards and len(rig.cards) == 2, "both are told of")
-        assert rig.card(0).uuid == "unknown-0"
-        assert rig.card(0).blind
-        await rig.until(lambda: rig.newest("gpu_power_watts", fake.gpus[1].uuid), "one is read")
-        fake.unhang("nvmlDeviceGetUUID", gpu=0)
-        await rig.until(lambda: rig.card(0).uuid == fake.gpus[0].uuid, "it gets its name")
-        assert len(rig.cards or ()) == 2
-
-
-async def test_when_the_whole_driver_hangs_everything_is_blind_and_comes_back(
-    driver: Driver,
-) -> None:
-    fake = driver(RTX_4090, L40S)
-    async with running(fake) as rig:
-        await rig.known()
-        fake.hang("nvmlInitWithFlags")
-        fake.hang("nvmlEventSetWait_v2")
-        await rig.until(lambda: all(c.blind for c in rig.cards or ()), "all are blind")
-        await rig.until(lambda: rig.error is not None, "and it is said why")
-        assert isinstance(rig.error, Unavailable)
-        assert "nvmlInitWithFlags did not return" in str(rig.error)
-        fake.unhang("nvmlInitWithFlags")
-        fake.unhang("nvmlEventSetWait_v2")
-        await rig.until(lambda: not any(c.blind for c in rig.cards or ()), "all are back")
-
-
-@pytest.mark.parametrize("how", ["lose", "require_reset"])
-async def test_a_lost_card_is_blind_and_the_others_go_on(driver: Driver, how: str) -> None:
-    fake = driver(RTX_4090, L40S)
-    lost, other = fake.gpus
-    lost.add_process(77, memory_bytes=GIB)
-    async with running(fake) as rig:
-        await rig.known()
-        await rig.until(lambda: rig.processes, "its process is listed")
-        child = rig.gpus.child
-        lost.xid(79)
-        getattr(lost, how)()
-        await rig.until(lambda: rig.card(0).blind, "the card is blind")
-        assert ("fallen off" if how == "lose" else "needs a reset") in rig.card(0).blind
-        at = time.monotonic()
-        await rig.until(lambda: rig.since(at, other.uuid), "the other goes on")
-        assert rig.gpus.child == child
-        await rig.until(
-            lambda: [p.memory_bytes for p in rig.processes or ()] == [None],
-            "its process is still its own, but what it holds is unknown",
-        )
-        with pytest.raises(Gone):
-            await rig.gpus.power_limit(lost.uuid)
-        other.xid(31)
-        await rig.until(
-            lambda: {dict(e.numbers).get("xid") for e in rig.events} >= {79.0, 31.0},
-            "XIDs of both are told, of the lost one, too",
-        )
-        lost.recover()
-        await rig.until(lambda: not rig.card(0).blind, "the card is back")
-        await rig.until(lambda: rig.processes and rig.processes[0].memory_bytes == GIB, "as before")
-        polls = fake.calls("nvmlEventSetWait_v2")
-        await rig.until(lambda: fake.calls("nvmlEventSetWait_v2") > polls + 3, "asked again")
-        lost.xid(43)
-        await rig.until(lambda: any(dict(e.numbers).get("xid") == 43 for e in rig.events), "XIDs")
-
-
-async def test_the_driver_is_unloaded_and_loaded_again(driver: Driver) -> None:
-    fake = driver(RTX_4090)
-    async with running(fake) as rig:
-        await rig.known()
-        fake.unload_driver(force=True)
-        await rig.until(lambda: isinstance(rig.error, Unsupported), "there is no driver")
-        assert "modprobe nvidia" in str(rig.error)
-        assert rig.card(0).blind
-        with pytest.raises(Unavailable):
-            await rig.gpus.power_limit(fake.gpus[0].uuid)
-        fake.load_driver()
-        await rig.until(lambda: not rig.card(0).blind, "the card is back")
-        at = time.monotonic()
-        await rig.until(lambda: rig.since(at, fake.gpus[0].uuid), "and is read")
-
-
-async def test_a_driver_that_appears_is_found(driver: Driver) -> None:
-    fake = driver(RTX_4090)
-    fake.unload_driver()
-    async with running(fake) as rig:
-        await rig.until(lambda: isinstance(rig.error, Unsupported), "there is no driver")
-        assert rig.cards is None
-        fake.load_driver()
-        assert (await rig.known())[0].name == RTX_4090.name
-
-
-async def test_no_library_says_what_to_do(tmp_path: Path) -> None:
-    missing = str(tmp_path / "libnvidia-ml.so.1")
-    offer = await probe(missing)
-    assert missing in offer.problem
-    assert "install the NVIDIA driver" in offer.problem
-    gpus = NvmlGpus(
-        settings=config.Nvml(),
-        library=missing,
-        clock=SystemClock(),
-        wake=lambda _: None,
-    )
-    task = asyncio.create_task(gpus.run())
-    await gpus.settled()
-    with pytest.raises(Unsupported, match=r"paths\.nvml_library"):
-        gpus.drain()
-    task.cancel()
-
-
-async def test_a_host_without_cards_has_none_and_finds_one_that_appears(driver: Driver) -> None:
-    fake = driver()
-    async with running(fake) as rig:
-        assert await rig.known() == ()
-        gpu = fake.add_gpu(RTX_4090)
-        await rig.until(lambda: rig.cards, "it is found")
-        assert rig.card(0).uuid == gpu.uuid
-        rig.listing.mkdir()  # The kernel module is there ...
-        second = fake.add_gpu(L40S)
-        (rig.listing / second.pci_bus_id).mkdir()  # ... and lists what was plugged in.
-        await rig.until(lambda: len(rig.cards or ()) == 2, "so is a second one")
-        for each in (gpu, second):
-            fake.remove_gpu(each)
-        (rig.listing / second.pci_bus_id).rmdir()
-        await rig.until(lambda: rig.cards == (), "and missed when it is gone")
-        kinds = [e.kind for e in rig.events if e.kind != "gpu-blind"]
-        assert kinds == ["gpu-found"] * 2 + ["gpu-removed"] * 2
-        assert rig.error is None
-
-
-async def test_a_killed_child_is_replaced(driver: Driver) -> None:
-    fake = driver(RTX_4090)
-    async with running(fake) as rig:
-        await rig.known()
-        first = rig.gpus.child
-        assert first is not None
-        os.kill(first, signal.SIGKILL)
-        await rig.until(lambda: rig.gpus.child not in (None, first), "there is a new child")
-        at = time.monotonic()
-        await rig.until(lambda: rig.since(at, fake.gpus[0].uuid), "and it reads")
-        assert rig.card(0).blind == ""
-        assert gone(first)
-
-
-async def test_a_stopped_child_is_replaced(driver: Driver) -> None:
-    """SIGSTOP: no call hangs, but nothing happens either."""
-    fake = driver(RTX_4090)
-    async with running(fake) as rig:
-        await rig.known()
-        first = rig.gpus.child
-        assert first is not None
-        os.kill(first, signal.SIGSTOP)
-        await rig.until(lambda: rig.gpus.child not in (None, first), "there is a new child")
-        assert gone(first)
-
-
-async def test_errors_of_one_call_are_not_errors_of_the_card(driver: Driver) -> None:
-    fake = driver(RTX_4090)
-    fake.fail("nvmlDeviceGetUtilizationRates", 999)
-    async with running(fake) as rig:
-        (card,) = await rig.known()
-        await rig.until(lambda: rig.newest("gpu_power_watts", card.uuid), "the rest is read")
-        assert rig.newest("gpu_utilization_ratio", card.uuid) is None
-        for name in (
-            "nvmlDeviceGetMemoryInfo_v2",
-            "nvmlDeviceGetMemoryInfo",
-            "nvmlDeviceGetPowerUsage",
-            "nvmlDeviceGetFieldValues",
-            "nvmlDeviceGetTemperatureV",
-        ):
-            fake.fail(name, 999)
-        await rig.until(lambda: rig.card(0).blind, "when every call fails, the card is blind")
-        assert "answers nothing" in rig.card(0).blind
-
-
-# -- power limits -------------------------------------------------------------------------------------
-
-
-async def test_the_power_limit_is_read_and_set(driver: Driver) -> None:
-    fake = driver(RTX_4090, L40S)
-    gpu = fake.gpus[1]
-    async with running(fake) as rig:
-        await rig.known()
-        assert await rig.gpus.power_limit(gpu.uuid) == 350
-        await rig.gpus.set_power_limit(gpu.uuid, 250.5)
-        assert gpu.power_limit_watts == 250.5
-        assert await rig.gpus.power_limit(gpu.uuid) == 250.5
-        assert fake.gpus[0].power_limit_watts == 450
-        with pytest.raises(Refused, match="outside its range, 100 to 350 W"):
-            await rig.gpus.set_power_limit(gpu.uuid, 400)
-        with pytest.raises(Gone, match="no GPU GPU-nobody"):
-            await rig.gpus.set_power_limit("GPU-nobody", 300)
-        fake.privileged = False
-        with pytest.raises(Refused, match="only root"):
-            await rig.gpus.set_power_limit(gpu.uuid, 300)
-        fake.fail("nvmlDeviceSetPowerManagementLimit", 3)
-        with pytest.raises(Unsupported, match="no power limit"):
-            await rig.gpus.set_power_limit(gpu.uuid, 300)
-        assert gpu.power_limit_watts == 250.5
-
-
-async def test_a_write_that_hangs_is_reported_and_blinds_the_card(driver: Driver) -> None:
-    fake = driver(RTX_4090, L40S)
-    async with running(fake) as rig:
-        await rig.known()
-        fake.hang("nvmlDeviceSetPowerManagementLimit", gpu=0)
-        with pytest.raises(Unavailable):
-            await rig.gpus.set_power_limit(fake.gpus[0].uuid, 300)
-        await rig.until(lambda: rig.card(0).blind, "the card is blind")
-        at = time.monotonic()
-        await rig.until(lambda: rig.since(at, fake.gpus[1].uuid), "the other goes on")
-        assert await rig.gpus.power_limit(fake.gpus[1].uuid) == 350
-
-
-# -- letting go ---------------------------------------------------------------------------------------
-
-
-async def test_release_closes_every_handle_and_resume_takes_them_up(driver: Driver) -> None:
-    fake = driver(H100_80GB)
-    async with running(fake) as rig:
-        await rig.known()
-        assert fake.holders == [rig.gpus.child]
-        await rig.gpus.release()
-        assert fake.holders == []
-        fake.gpus[0].configure_mig(H100_MIG.migs)
-        fake.unload_driver()
-        fake.load_driver()
-        await rig.until(lambda: rig.error is not None, "it is said why")
-        assert "gpuagent resume" in str(rig.error)
-        assert "released" in rig.card(0).blind
-        with pytest.raises(Unavailable, match="released"):
-            await rig.gpus.power_limit(fake.gpus[0].uuid)
-        assert fake.holders == []
-        await rig.gpus.resume()
-        await rig.until(lambda: not rig.card(0).blind, "the card is back")
-        assert len(rig.card(0).mig) == 4
-
-
-async def test_release_while_a_call_hangs_lets_go_all_the_same(driver: Driver) -> None:
-    fake = driver(RTX_4090, L40S)
-    async with running(fake) as rig:
-        await rig.known()
-        fake.hang("nvmlDeviceGetPowerUsage", gpu=0)
-        await rig.gpus.release()
-        assert fake.holders == []
-        fake.unhang("nvmlDeviceGetPowerUsage", gpu=0)
-        await rig.gpus.resume()
-        at = time.monotonic()
-        await rig.until(lambda: rig.since(at, fake.gpus[0].uuid), "it is read again")
-
-
-async def test_new_settings_count_at_once(driver: Driver) -> None:
-    fake = driver(RTX_4090)
-    async with running(fake, sample_interval=10.0) as rig:
-        await rig.known()
-        child = rig.gpus.child
-        rig.gpus.reconfigure(Rig(fake).settings)
-        before = fake.calls("nvmlDeviceGetPowerUsage")
-        await rig.until(lambda: fake.calls("nvmlDeviceGetPowerUsage") > before + 5, "it samples")
-        assert rig.gpus.child == child
-
-
-async def test_the_end_leaves_no_process_behind(driver: Driver) -> None:
-    fake = driver(RTX_4090)
-    async with running(fake) as rig:
-        await rig.known()
-        child = rig.gpus.child
-    assert child is not None
-    assert gone(child)
-    assert fake.holders == []
-
-
-async def test_check_tells_what_there_is(driver: Driver) -> None:
-    fake = driver(H100_MIG, RTX_4090, L40S)
-    fake.gpus[1].lose()
-    offer = await probe(str(fake.library))
-    assert offer.driver == "590.48.01"
-    assert [c.name for c in offer.cards] == [H100_MIG.name, "", L40S.name]
-    assert "fallen off" in offer.cards[1].blind
-    assert (offer.problem, offer.missing) == ("", ())
-    fake.hang("nvmlDeviceGetName", gpu=0)
-    offer = await probe(str(fake.library), deadline=0.3)
-    assert "nvmlDeviceGetName did not return" in offer.problem
-    fake.unhang("nvmlDeviceGetName")
-    fake.unload_driver()
-    offer = await probe(str(fake.library))
-    assert "modprobe nvidia" in offer.problem
-    assert offer.cards == ()

@@ -18,6 +18,7 @@ from gpuagent.model.vocab import (
     TENANT_HOST_MEMORY_BYTES,
     Signal,
 )
+from gpuagent.ports import Sensor
 from gpuagent.sense.cgroups import CgroupUse, parse_flat, parse_max, parse_pressure, parse_weight
 from tests.sense.fakes import FakeCgroups, OwnClock
 
@@ -39,7 +40,7 @@ class Host:
     def __init__(self) -> None:
         self.cgroups = FakeCgroups()
         self.clock = OwnClock()
-        self.sensor = CgroupUse(self.cgroups, self.clock)
+        self.sensor: Sensor = CgroupUse(self.cgroups, self.clock)
         self.cgroups.make(
             PATH,
             cpu_stat=stat(1_000_000),

@@ -2,7 +2,7 @@
 
 from gpuagent.model.inventory import NODE
 from gpuagent.model.state import Instant, NodeState
-from gpuagent.ports import NodeFacts
+from gpuagent.ports import NodeFacts, Sensor
 from gpuagent.sense.node import Host
 
 NOW = Instant(5.0, 6.0)
@@ -17,7 +17,8 @@ class FakeNode:
 
 
 async def read(facts: NodeFacts) -> dict[str, float]:
-    sensed = await Host(FakeNode(facts)).read(NOW, NodeState(NOW))
+    sensor: Sensor = Host(FakeNode(facts))
+    sensed = await sensor.read(NOW, NodeState(NOW))
     assert {(r.subject, r.at) for r in sensed.readings} == {(NODE, 5.0)}
     return {r.signal.name: r.value for r in sensed.readings}
 

@@ -22,7 +22,7 @@ from gpuagent.model.vocab import (
     TENANT_GPU_UTILIZATION_RATIO,
     TENANT_PROCESSES,
 )
-from gpuagent.sense.process_events import Hearing
+from gpuagent.ports import Sensor
 from gpuagent.sense.tenants import Tenants
 from tests.sense.fakes import FakeCgroups, FakeEvents, FakeProcesses, process
 
@@ -106,6 +106,11 @@ async def test_a_tenant_appears_with_its_first_process_and_leaves_with_its_last(
         ("tenant-left", "tenant train: has ended", on_tenant("train"))
     ]
     assert sensed.tenants == ()
+
+
+def test_it_is_a_sensor_of_every_tick() -> None:
+    sensor: Sensor = Host().sensor
+    assert (sensor.name, sensor.interval) == ("tenants", 0)
 
 
 async def test_nothing_new_costs_nothing() -> None:
@@ -290,16 +295,6 @@ async def test_unknown_lists_say_nothing_of_cards() -> None:
     host.processes.put(process(10, TRAIN))
     sensed = await host.read()
     assert [r.signal for r in sensed.readings] == [TENANT_PROCESSES]
-
-
-async def test_hearing_is_down_with_the_reason() -> None:
-    events = FakeEvents()
-    sensor = Hearing(events)
-    now = Instant(1.0, 1.0)
-    assert await sensor.read(now, NodeState(now)) == Sensed()
-    events.health = Health("process_events", up=False, why="a storm: polling for 30 s")
-    with pytest.raises(Unavailable, match="a storm"):
-        await sensor.read(now, NodeState(now))
 
 
 STEPS = st.lists(

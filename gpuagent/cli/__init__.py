@@ -1,0 +1,1 @@
+"""The command line: `gpuagent COMMAND`, one file a group of commands."""

@@ -1,0 +1,128 @@
+"""Asks the agent over its Unix socket: HTTP by the standard library, without an event loop."""
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from gpuagent.cli.exits import Exit, Failure
+
+_ANSWER_SECONDS = 40.0
+"""Longer than the agent itself waits for a command (30 s)."""
+_PAGE = 200
+
+Document = dict[str, Any]
+
+_EXIT_OF_STATUS = {
+    403: Exit.FORBIDDEN,
+    409: Exit.REFUSED,
+    422: Exit.USAGE,
+    501: Exit.REFUSED,
+    503: Exit.UNREACHABLE,
+}
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_ANSWER_SECONDS)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(_ANSWER_SECONDS)
+        self.sock.connect(self._path)
+
+
+class Client:
+    """The agent behind a socket path. Each method raises Failure with the exit code that fits."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def get(self, target: str) -> Document:
+        return self._ask("GET", target)
+
+    def post(self, target: str) -> Document:
+        return self._ask("POST", target)
+
+    def items(self, target: str) -> Iterator[Document]:
+        """All items of a paged list."""
+        after = ""
+        while True:
+            page = self.get(f"{target}?limit={_PAGE}{after}")
+            yield from page["items"]
+            if page["next"] is None:
+                return
+            after = f"&after={quote(page['next'], safe='')}"
+
+    def tenant(self, name: str, part: str = "") -> Document:
+        """One tenant's document. Raises Failure with UNKNOWN_TENANT."""
+        status, document = self._send("GET", f"/v1/tenants/{_quoted(name)}{part}")
+        if status == 404:
+            raise Failure(
+                Exit.UNKNOWN_TENANT,
+                f'there is no tenant "{name}"',
+                "`gpuagent tenants` lists those there are",
+            )
+        return self._checked(status, document)
+
+    def _ask(self, method: str, target: str) -> Document:
+        return self._checked(*self._send(method, target))
+
+    def _checked(self, status: int, document: Document) -> Document:
+        if status < 400:
+            return document
+        problems = "".join(f"\n{p}" for p in document.get("problems", ()))
+        detail = str(document.get("detail", f"the agent answered {status}"))
+        raise Failure(
+            _EXIT_OF_STATUS.get(status, Exit.PROBLEM),
+            problems.lstrip("\n") if problems else detail,
+            str(document.get("remedy", "")),
+        )
+
+    def _send(self, method: str, target: str) -> tuple[int, Document]:
+        connection = _UnixConnection(self._path)
+        try:
+            connection.request(method, target)
+            response = connection.getresponse()
+            return response.status, _document(response.read())
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            raise Failure(
+                Exit.UNREACHABLE,
+                f"the agent does not run: nobody listens on {self._path}",
+                "start it with `systemctl start gpuagent`, or name its socket with --socket",
+            ) from None
+        except PermissionError:
+            raise Failure(
+                Exit.FORBIDDEN, f"you may not open {self._path}", "ask an administrator"
+            ) from None
+        except TimeoutError:
+            raise Failure(
+                Exit.UNREACHABLE,
+                f"the agent has not answered within {_ANSWER_SECONDS:.0f} s",
+                "its log says why: `journalctl -u gpuagent`",
+            ) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Failure(
+                Exit.UNREACHABLE,
+                f"what answers on {self._path} is not the agent, or it has just stopped ({error})",
+                "try again, or name its socket with --socket",
+            ) from None
+        finally:
+            connection.close()
+
+
+def _document(body: bytes) -> Document:
+    """Raises ValueError or HTTPException for anything but a JSON object."""
+    document = json.loads(body)
+    if not isinstance(document, dict):
+        raise http.client.HTTPException("no JSON object")
+    return document
+
+
+def _quoted(name: str) -> str:
+    # A name of dots alone would be taken for a step in the path.
+    quoted = quote(name.encode("utf-8", "backslashreplace"), safe="")
+    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")

@@ -1,0 +1,105 @@
+"""`gpuagent explain TENANT`: why a tenant is treated as it is, as prose."""
+
+import click
+
+from gpuagent.cli.client import Client, Document
+from gpuagent.cli.exits import CODES
+from gpuagent.cli.options import Options, common
+from gpuagent.cli.show import amount, emit, listed, say, seconds
+
+
+@click.command(epilog=CODES)
+@click.argument("tenant")
+@common
+def explain(tenant: str) -> None:
+    """Say why TENANT is treated as it is: level, causes, every knob, and what is known of it."""
+    options = Options.current()
+    told = Client(options.socket).tenant(tenant, "/explanation")
+    if options.json:
+        emit(told)
+        return
+    _say_who(told)
+    _say_held(told)
+    _say_causes(told["causes"])
+    _say_knobs(told["knobs"])
+    _say_seats(told["seats"])
+    _say_readings(told["readings"])
+
+
+def _say_who(told: Document) -> None:
+    row = told["row"]
+    claimed = f"claimed by the rule {row['rule']}" if row["rule"] else "found, no rule claims it"
+    say(f"{row['name']} is {row['level']} ({told['level_means']}); it was {claimed}.")
+    where = f"card {listed(row['gpus'])}" if row["gpus"] else "no card"
+    say(
+        f"Processes: {row['processes']}, on {where}; GPU memory: "
+        f"{amount('bytes', row['gpu_memory_bytes'])}; CPU: {amount('cores', row['cpu_cores'])}."
+    )
+    limit = told["limits"]["memory_limit_bytes"]
+    if limit is not None:
+        say(f"Its declared memory limit is {amount('bytes', limit)} on one card.")
+
+
+def _say_held(told: Document) -> None:
+    row = told["row"]
+    held = row["held_back"]
+    if held is not None:
+        share = amount("ratio", held["share_ratio"])
+        say(f"It is held back to {share} of its usual activity for {held['cause']}: {held['why']}.")
+    elif row["may_be_held_back"]:
+        say("It is not held back now.")
+    else:
+        say("It is not held back, and will not be.")
+    if told["passive_why"]:
+        say(f"Nothing is changed now: {told['passive_why']}.")
+
+
+def _say_causes(causes: list[Document]) -> None:
+    _title("Causes now")
+    for cause in causes:
+        where = f" on {cause['gpu']}" if cause["gpu"] else ""
+        say(f"  {cause['kind']}{where}, for {seconds(cause['held_seconds'])}: {cause['why']}")
+    if not causes:
+        say("  none")
+
+
+def _say_knobs(knobs: list[Document]) -> None:
+    _title("Knobs")
+    for knob in knobs:
+        say(f"  {knob['knob']} of {knob['cgroup'] or knob['gpu'] or 'the node'}")
+        unit = knob["unit"]
+        values = f"wanted {amount(unit, knob['wanted'])}, real {amount(unit, knob['real'])}"
+        if knob["original"] is not None:
+            values += f", before us {amount(unit, knob['original'])}"
+        say(f"    {values}: {knob['result'] or 'not turned'}")
+        if knob["outcome_why"]:
+            say(f"    {knob['outcome_why']}")
+        say(f"    why: {knob['why']}")
+        if knob["rule"]:
+            numbers = ", ".join(f"{n} {amount(n, v)}" for n, v in knob["numbers"].items())
+            say(f"    rule: {knob['rule']}" + (f" ({numbers})" if numbers else ""))
+
+
+def _say_seats(seats: list[Document]) -> None:
+    _title("Where it can be held back")
+    for seat in seats:
+        say(f"  {seat['path']}: {seat['refusal'] or 'its own'}")
+    if not seats:
+        say("  nowhere: no cgroup of it is known")
+
+
+def _say_readings(readings: list[Document]) -> None:
+    _title("What is known of it")
+    for reading in readings:
+        labels = listed(reading["labels"].values()) if reading["labels"] else ""
+        kind = "estimated" if reading["estimated"] else "exact"
+        value = amount(reading["name"], reading["value"])
+        age = seconds(reading["age_seconds"])
+        say(f"  {reading['name']} {value} ({kind}, {age} ago){' ' + labels if labels else ''}")
+    if not readings:
+        say("  nothing yet")
+
+
+def _title(text: str) -> None:
+    say()
+    say(text)

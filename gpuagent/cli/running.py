@@ -1,0 +1,70 @@
+"""`gpuagent daemon` and `gpuagent restore`: what runs the agent, or cleans up after it."""
+
+import click
+
+from gpuagent.cli.exits import CODES, Exit, Failure
+from gpuagent.cli.options import Options, absolute, common
+from gpuagent.cli.show import emit, say
+from gpuagent.errors import AgentError, ConfigError
+from gpuagent.log import setup
+
+
+@click.command(
+    epilog=CODES + "  70 a fault of the agent itself; the service manager starts it again\n"
+)
+@common
+def daemon() -> None:
+    """Run the agent in the foreground, as systemd does."""
+    from gpuagent.daemon import run
+
+    path = absolute(Options.current().config)
+    try:
+        code = run(path)
+    except ConfigError as error:
+        raise Failure(Exit.USAGE, str(error)) from error
+    except AgentError as error:
+        raise Failure(Exit.PROBLEM, str(error)) from error
+    click.get_current_context().exit(code)
+
+
+@click.command(epilog=CODES)
+@click.option(
+    "--rescue",
+    is_flag=True,
+    help="Only what must not stay after a crash; limits that serve a power budget stay.",
+)
+@common
+def restore(*, rescue: bool) -> None:
+    """Put back what the agent has changed, without the agent.
+
+    Refused while it runs: use `gpuagent pause` then.
+    """
+    from gpuagent.daemon import restore as put_back
+
+    options = Options.current()
+    setup(level="warning")
+    try:
+        report = put_back(absolute(options.config), rescue=rescue)
+    except AgentError as error:
+        raise Failure(Exit.PROBLEM, str(error)) from error
+    failed = [item for item in report if item.what == "failed"]
+    if options.json:
+        emit(
+            [
+                {
+                    "knob": item.entry.knob,
+                    "subject": str(item.entry.subject),
+                    "what": item.what,
+                    "why": item.why,
+                    "before": item.before,
+                    "after": item.after,
+                }
+                for item in report
+            ]
+        )
+    else:
+        for item in report:
+            say(f"{item.entry.knob} of {item.entry.subject}: {item.what}: {item.why}")
+        if not report:
+            say("Nothing of the agent's is left to put back.")
+    click.get_current_context().exit(Exit.PROBLEM if failed else Exit.OK)

@@ -1,0 +1,133 @@
+"""`gpuagent status` and `gpuagent tenants`: what there is and how it fares."""
+
+import click
+
+from gpuagent.cli.client import Client, Document
+from gpuagent.cli.exits import CODES, Exit, Failure
+from gpuagent.cli.options import Options, common
+from gpuagent.cli.show import UNKNOWN, amount, emit, listed, say, seconds, table
+
+
+@click.command(epilog=CODES)
+@common
+def status() -> None:
+    """Show the node, its cards, and whether the agent is well."""
+    options = Options.current()
+    client = Client(options.socket)
+    node, health = client.get("/v1/node"), client.get("/v1/health")
+    gpus = _or_none(client, "/v1/gpus")
+    if options.json:
+        emit({"node": node, "health": health, "gpus": gpus})
+        return
+    _say_node(node, health)
+    _say_health(health)
+    if gpus is None:
+        say("Cards and tenants are shown to administrators and to the tenants' own users.")
+    elif gpus["items"]:
+        say()
+        _say_cards(gpus["items"])
+
+
+def _or_none(client: Client, target: str) -> Document | None:
+    """The document, or None where this user may not see it."""
+    try:
+        return client.get(target)
+    except Failure as failure:
+        if failure.code is not Exit.FORBIDDEN:
+            raise
+        return None
+
+
+def _say_node(node: Document, health: Document) -> None:
+    doing = "acting" if node["acts"] else "changing nothing"
+    say(f"gpuagent {node['version']}, mode {node['mode']}, {doing}")
+    if health["passive_why"]:
+        say(f"  why: {health['passive_why']}")
+    if node["released"]:
+        say("  the driver has been released; `gpuagent resume` takes it up again")
+    say(
+        f"Cards {_count(node['gpus'])}, drawing {amount('watts', node['gpu_power_watts'])}; "
+        f"tenants {_count(node['tenants'])}, held back {node['tenants_held_back']}; "
+        f"causes {node['active_causes']}; "
+        f"CPU busy {amount('ratio', node['cpu_busy_ratio'])}, "
+        f"host memory free {amount('bytes', node['memory_available_bytes'])}"
+    )
+
+
+def _count(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def _say_health(health: Document) -> None:
+    if health["ok"]:
+        say("Health: ok")
+        return
+    say("Health: not ok")
+    for line in health["config_error"].splitlines():
+        say(f"  configuration: {line}")
+    for sensor in health["sensors"]:
+        if sensor["up"] is False:
+            last = sensor["last_success_seconds"]
+            ago = "never" if last is None else f"{seconds(last)} ago"
+            say(f"  {sensor['name']}: {sensor['why']} (last read: {ago})")
+
+
+def _say_cards(cards: list[Document]) -> None:
+    rows = []
+    for card in cards:
+        read = {
+            r["name"]: r["value"] for r in card["readings"] if r["labels"] == {"gpu": card["uuid"]}
+        }
+        rows.append(
+            (
+                str(card["index"]),
+                card["name"],
+                amount("ratio", read.get("gpu_utilization_ratio")),
+                _of("bytes", read.get("gpu_memory_used_bytes"), card["memory_bytes"]),
+                _of("watts", read.get("gpu_power_watts"), read.get("gpu_power_limit_watts")),
+                amount("celsius", read.get("gpu_temperature_celsius")),
+                listed(card["tenants"]),
+            )
+        )
+    table(("Card", "Name", "Busy", "Memory", "Power", "Heat", "Tenants"), rows)
+    for card in cards:
+        if card["blind"]:
+            say(f"Card {card['index']} cannot be read: {card['blind']}")
+
+
+def _of(unit: str, part: float | None, whole: float | None) -> str:
+    """Such as "70.0/80.0 GiB"."""
+    number, _, symbol = amount(unit, part).partition(" ")
+    total, _, total_symbol = amount(unit, whole).partition(" ")
+    return f"{number}/{total} {symbol or total_symbol}".strip()
+
+
+@click.command(epilog=CODES)
+@common
+def tenants() -> None:
+    """List the tenants, their level, and how far each is held back."""
+    options = Options.current()
+    rows = list(Client(options.socket).items("/v1/tenants"))
+    if options.json:
+        emit({"items": rows})
+    elif not rows:
+        say("There are no tenants.")
+    else:
+        table(
+            ("Tenant", "Level", "Share", "Cards", "GPU memory", "Cores", "Procs", "Held back for"),
+            (_tenant_row(row) for row in rows),
+        )
+
+
+def _tenant_row(row: Document) -> tuple[str, ...]:
+    held = row["held_back"]
+    return (
+        row["name"],
+        row["level"],
+        amount("ratio", row["share_ratio"]),
+        listed(row["gpus"]),
+        amount("bytes", row["gpu_memory_bytes"]),
+        amount("", row["cpu_cores"]),
+        str(row["processes"]),
+        "" if held is None else f"{held['cause']} ({held['rung']})",
+    )

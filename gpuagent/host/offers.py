@@ -1,0 +1,186 @@
+"""What this host offers the agent, what is missing, and how to get it: for `gpuagent check`.
+
+Each probe asks one thing, changes nothing, and raises nothing.
+"""
+
+import errno
+import os
+import shutil
+import socket
+import subprocess
+from typing import Literal
+
+import msgspec
+
+from gpuagent.host.nvml_probe import NvmlOffer
+
+State = Literal["ok", "partial", "missing"]
+
+_CAP_SYS_ADMIN = 21
+_NETLINK_CONNECTOR = 11  # include/uapi/linux/netlink.h
+_CN_IDX_PROC = 1  # include/uapi/linux/connector.h: group of process events
+_WISHED_CONTROLLERS = ("cpu", "memory", "io")
+_MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - where MPS puts them unless told otherwise
+_SYSTEM_PYTHON = "/usr/bin/python3"
+_BCC_SECONDS = 10.0
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """One thing that the agent can use."""
+
+    name: str
+    state: State
+    what: str
+    """What was found, or what is missing."""
+    remedy: str = ""
+    """How to get it on Debian and RHEL; empty where nothing is to be done."""
+
+
+def nvml(found: NvmlOffer) -> Offer:
+    """The driver and its cards."""
+    if found.problem:
+        return Offer(
+            "NVML",
+            "missing",
+            found.problem,
+            "Debian: apt install nvidia-driver (non-free); RHEL: dnf install nvidia-driver "
+            "from NVIDIA's CUDA repository; or set paths.nvml_library",
+        )
+    blind = [card for card in found.cards if card.blind]
+    what = f"driver {found.driver or 'of unknown version'}, {len(found.cards)} cards"
+    if blind:
+        first = blind[0]
+        what += f"; card {first.index} does not answer: {first.blind}"
+        return Offer("NVML", "partial", what, "look at `dmesg` for XIDs; the card may need a reset")
+    if found.missing:
+        what += f"; this library lacks {', '.join(found.missing)}, others take their place"
+    return Offer("NVML", "ok", what)
+
+
+def cgroups(root: str) -> Offer:
+    """cgroup v2, and the controllers through which tenants can be held back."""  # noqa: D403
+    name = "cgroup v2"
+    boot = "boot with systemd.unified_cgroup_hierarchy=1 (the default since Debian 11 and RHEL 9)"
+    text = _text(f"{root}/cgroup.controllers")
+    if text is None:
+        return Offer(name, "missing", f"{root} is no cgroup v2 mount", boot)
+    lacking = [c for c in _WISHED_CONTROLLERS if c not in text.split()]
+    if "cpu" in lacking:
+        return Offer(name, "partial", f"{root} has no controller for {_and(lacking)}", boot)
+    if not os.access(root, os.W_OK):
+        what = f"{root} cannot be written: tenants can be watched, not held back"
+        return Offer(name, "partial", what, "run as root, outside a container, on a writable mount")
+    what = f"{root}, controllers {', '.join(text.split())}"
+    return Offer(name, "ok", what + (f"; none for {_and(lacking)}" if lacking else ""))
+
+
+def pressure(root: str = "/") -> Offer:
+    """Pressure stall information, by which host CPU pressure is a cause."""
+    if _text(os.path.join(root, "proc/pressure/cpu")) is None:
+        remedy = "boot with psi=1 (RHEL has it off by default)"
+        return Offer("pressure (PSI)", "missing", "the kernel does not measure pressure", remedy)
+    return Offer("pressure (PSI)", "ok", "measured by the kernel")
+
+
+def mps(pipes: str | None = None) -> Offer:
+    """The CUDA MPS control daemon. `pipes` is its folder, else CUDA_MPS_PIPE_DIRECTORY or its default."""
+    folder = pipes or os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_PIPES
+    program = shutil.which("nvidia-cuda-mps-control")
+    if program is None:
+        return Offer(
+            "MPS",
+            "missing",
+            "nvidia-cuda-mps-control is not installed",
+            "Debian: apt install nvidia-cuda-mps (non-free); RHEL: it comes with the driver package",
+        )
+    if not os.path.exists(os.path.join(folder, "control")):
+        return Offer("MPS", "partial", f"no daemon answers in {folder}", f"start it: {program} -d")
+    return Offer("MPS", "ok", f"{program}, daemon in {folder}")
+
+
+def bpf(root: str = "/", python: str = _SYSTEM_PYTHON) -> Offer:
+    """What the CUDA probes need: kernel, rights, headers, and bcc under the system's interpreter."""
+    lacking: list[str] = []
+    remedies: list[str] = []
+    if not os.path.exists(os.path.join(root, "sys/kernel/tracing/uprobe_events")):
+        lacking.append("tracefs with uprobes")
+        remedies.append("mount -t tracefs nodev /sys/kernel/tracing")
+    if not _capable(root, _CAP_SYS_ADMIN):
+        lacking.append("CAP_SYS_ADMIN")
+        remedies.append("run as root")
+    if not os.path.exists(os.path.join(root, f"lib/modules/{os.uname().release}/build")):
+        lacking.append("headers of the running kernel")
+        remedies.append("Debian: apt install linux-headers-amd64; RHEL: dnf install kernel-devel")
+    if not _has_bcc(python):
+        lacking.append("bcc")
+        remedies.append("Debian: apt install python3-bpfcc; RHEL: dnf install python3-bcc")
+    if not lacking:
+        return Offer("CUDA probes (BPF)", "ok", f"uprobes, and bcc under {python}")
+    state: State = "missing" if "bcc" in lacking else "partial"
+    return Offer("CUDA probes (BPF)", state, f"lacking {_and(lacking)}", "; ".join(remedies))
+
+
+def systemd(root: str = "/") -> Offer:
+    """Whether systemd runs this host (sd_booted(3))."""
+    if os.path.isdir(os.path.join(root, "run/systemd/system")):
+        return Offer("systemd", "ok", "runs this host")
+    what = "does not run this host: nothing restarts the agent or puts things back if it dies"
+    return Offer("systemd", "missing", what, "run `gpuagent restore --rescue` from your supervisor")
+
+
+def kernel_log(path: str) -> Offer:
+    """The kernel log, in which XIDs stand that NVML never reports."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        return Offer(
+            "kernel log", "missing", f"{path}: {error.strerror}", "run as root, or with CAP_SYSLOG"
+        )
+    return Offer("kernel log", "ok", f"{path} can be read")
+
+
+def netlink() -> Offer:
+    """Process events, by which a tenant's new process is seen within milliseconds."""
+    name = "process events"
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_CONNECTOR) as sock:
+            sock.bind((0, _CN_IDX_PROC))
+    except OSError as error:
+        if error.errno in {errno.EPERM, errno.EACCES}:
+            what, remedy = "no right to listen", "run as root, or with CAP_NET_ADMIN"
+        else:
+            what = f"not in this kernel ({error.strerror})"
+            remedy = "CONFIG_PROC_EVENTS is on in the kernels of Debian and RHEL"
+        return Offer(name, "partial", f"{what}: the process table is read instead", remedy)
+    return Offer(name, "ok", "the kernel tells of new processes")
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _capable(root: str, capability: int) -> bool:
+    for line in (_text(os.path.join(root, "proc/self/status")) or "").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> capability & 1)
+    return False
+
+
+def _has_bcc(python: str) -> bool:
+    """Whether that interpreter finds bcc; it is not loaded, which would take a clang with it."""
+    look = "import importlib.util as u, sys; sys.exit(u.find_spec('bcc.table') is None)"
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", look], capture_output=True, timeout=_BCC_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]

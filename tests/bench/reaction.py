@@ -1,0 +1,222 @@
+"""How soon the agent acts, how soon it is there, and how soon a crash leaves no trace."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tests.bench.pace import Pace
+from tests.bench.rows import Row, median, p99
+from tests.bench.scene import Scene, answers, scene
+from tests.fakes.nvml import GIB, FakeGpu
+from tests.stage import Staged
+from tests.stage.stage import Daemon
+
+_ORIGINAL = "max 100000"
+_OVER_THE_MARK = 74 * GIB
+_MEMORY_CALL = "nvmlDeviceGetMemoryInfo_v2"
+_HOLD_SECONDS = 2.0
+"""`backpressure.hold` by default: how long a condition has to hold."""
+# Identity, which asks for memory too, is left out after the start: each call is then a sample.
+_SETTINGS = """
+[nvml]
+slow_interval = "10min"
+"""
+
+
+def measure(pace: Pace) -> Iterator[Row]:
+    yield from _reaction(pace)
+    yield from _start(pace)
+    yield from _put_back(pace)
+
+
+def _wait(what: str, condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
+    """Look every millisecond. AssertionError with `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.001)
+
+
+# -- from the sample to the write ----------------------------------------------------------------------
+
+
+class Crossing(msgspec.Struct):
+    """A card whose memory has gone over the mark, and what came of it; monotonic seconds."""
+
+    card: FakeGpu
+    staged: Staged
+    samples_before: int
+    sampled: float = 0.0
+    """When the first sample over the mark was taken."""
+    written: float = 0.0
+    """When cpu.max was written."""
+
+    @property
+    def seconds(self) -> float:
+        """From the completion of the condition to the write."""
+        return self.written - (self.sampled + _HOLD_SECONDS)
+
+
+def _reaction(pace: Pace) -> Iterator[Row]:
+    """Each card goes over its mark once, one after the other, with one tenant of level L3 on it.
+
+    The driver counts calls, so the time of the first sample over the mark is known to about a
+    millisecond; memory rises between two samples, so that there is no doubt which is the first. The
+    condition is complete `hold` seconds after it. The write is the file's mtime.
+    """
+    cards = 4 if pace.quick else 16
+    latencies: list[float] = []
+    for _ in range(pace.runs(2)):
+        with _one_tenant_a_card(cards) as here, here.running() as daemon:
+            _busy(here, 3.0)
+            crossings = _cross(here)
+            latencies += [c.seconds for c in crossings]
+            daemon.stop()
+    yield Row(
+        "from the sample that completes a condition to the write, p99",
+        1e3 * p99(latencies),
+        "ms",
+        100.0,
+        1000.0,
+        f"{len(latencies)} cards; memory growth over the mark, cpu.max",
+    )
+    yield Row("  its median", 1e3 * median(latencies), "ms")
+
+
+@contextlib.contextmanager
+def _one_tenant_a_card(cards: int) -> Iterator[Scene]:
+    with scene(cards=cards, tenants=0, settings=_SETTINGS) as here:
+        text = here.stage.config.read_text()
+        for number, card in enumerate(here.stage.cards):
+            staged = here.stage.tenant(f"train{number}.service")
+            card.add_process(staged.pid, memory_bytes=50 * GIB)
+            text += f"""
+[[tenants]]
+name = "train{number}"
+sla = "L3"
+match = {{ unit = "train{number}.service" }}
+"""
+        here.stage.config.write_text(text)
+        yield here
+
+
+def _busy(here: Scene, seconds: float) -> None:
+    """All tenants use half a core each."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        _use(here, 0.25)
+        time.sleep(0.25)
+
+
+def _use(here: Scene, seconds: float) -> None:
+    for staged in here.stage.tenants.values():
+        staged.use_cpu(0.5 * seconds)
+
+
+def _samples(card: FakeGpu, here: Scene) -> int:
+    return here.stage.driver.calls(_MEMORY_CALL, gpu=card)
+
+
+def _raise_memory(here: Scene, card: FakeGpu, staged: Staged) -> Crossing:
+    """Go over the mark a little after a sample, well before the next."""
+    before = _samples(card, here)
+    _wait("the card is sampled", lambda: _samples(card, here) > before)
+    time.sleep(0.02)
+    crossing = Crossing(card, staged, _samples(card, here))
+    with here.stage.driver.writing():
+        card.set(memory_used_bytes=_OVER_THE_MARK)
+        card.add_process(staged.pid, memory_bytes=_OVER_THE_MARK - GIB)
+    return crossing
+
+
+def _cross(here: Scene) -> list[Crossing]:
+    """Start a crossing every 300 ms, and watch them all, looking every millisecond."""
+    waiting = list(zip(here.stage.cards, here.stage.tenants.values(), strict=True))
+    crossings: list[Crossing] = []
+    next_start = next_use = time.monotonic()
+    deadline = next_start + 0.5 * len(waiting) + 20
+    while waiting or any(not c.written for c in crossings):
+        now = time.monotonic()
+        if now > deadline:
+            raise AssertionError(f"{sum(not c.written for c in crossings)} cards without a write")
+        if now >= next_use:
+            _use(here, 0.25)
+            next_use += 0.25
+        if waiting and now >= next_start:
+            crossings.append(_raise_memory(here, *waiting.pop(0)))
+            next_start += 0.3
+        for crossing in crossings:
+            _look(here, crossing)
+        time.sleep(0.001)
+    return crossings
+
+
+def _look(here: Scene, crossing: Crossing) -> None:
+    if not crossing.sampled:
+        if _samples(crossing.card, here) > crossing.samples_before:
+            crossing.sampled = time.monotonic()
+    elif not crossing.written and crossing.staged.cgroup.read("cpu.max") != _ORIGINAL:
+        crossing.written = _changed_at(crossing.staged)
+
+
+def _changed_at(staged: Staged) -> float:
+    """mtime of cpu.max as monotonic seconds."""
+    changed = os.stat(staged.cgroup.files / "cpu.max").st_mtime_ns / 1e9
+    return changed - (time.time() - time.monotonic())
+
+
+# -- start, crash and start ----------------------------------------------------------------------------
+
+
+def _launch(here: Scene) -> tuple[float, Daemon]:
+    began = time.monotonic()
+    return began, here.stage.daemon()
+
+
+def _start(pace: Pace) -> Iterator[Row]:
+    taken: list[float] = []
+    with scene(cards=8, tenants=32, processes=64) as here:
+        for _ in range(max(pace.runs(7), 2)):
+            began, daemon = _launch(here)
+            _wait("the agent is ready", lambda: answers(here.port, "/readyz"), seconds=30)
+            taken.append(time.monotonic() - began)
+            daemon.stop()
+    yield Row(
+        "start to ready, median",
+        median(taken),
+        "s",
+        1.5,
+        5.0,
+        f"{len(taken)} starts, 8 GPUs, 32 tenants; from exec to /readyz",
+    )
+    yield Row("  its worst", max(taken), "s")
+
+
+def _put_back(pace: Pace) -> Iterator[Row]:
+    """A tenant is held back; SIGKILL; from exec of the next agent to the original value."""
+    taken: list[float] = []
+    for _ in range(pace.runs(4)):
+        # A host of its own for each: the third crash within ten minutes would only be observed.
+        with _one_tenant_a_card(2) as here:
+            card, (staged, _) = here.stage.cards[0], here.stage.tenants.values()
+            daemon = here.stage.daemon().ready()
+            _busy(here, 3.0)
+            card.set(memory_used_bytes=_OVER_THE_MARK)
+            _wait("the tenant is held back", lambda: staged.cgroup.read("cpu.max") != _ORIGINAL)
+            daemon.kill()
+            began, again = _launch(here)
+            _wait("cpu.max is back", lambda: staged.cgroup.read("cpu.max") == _ORIGINAL)
+            taken.append(_changed_at(staged) - began)
+            again.ready().stop()
+    yield Row(
+        "put back after kill -9 and restart, worst",
+        max(taken),
+        "s",
+        5.0,
+        15.0,
+        f"{len(taken)} times; from exec of the new agent to cpu.max at its original",
+    )

@@ -1,0 +1,359 @@
+"""The commands: what they print, how they end, and that no name gets at the terminal."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuagent.cli.exits import CODES, Exit
+from gpuagent.cli.main import COMMANDS, cli
+from gpuagent.errors import ConfigError, Refused, Unavailable, Unsupported
+from gpuagent.model.plan import Pause, ReleaseGpus, Reload, ResumeGpus, Unpause
+from tests.cli.stage import agent, run
+from tests.expose import snapshots
+from tests.expose.scene import Commands, short_folder
+
+READS = (("status",), ("tenants",), ("explain", "train"), ("config", "show"))
+
+
+def harmless(text: str) -> None:
+    """Nothing but printable characters and line ends."""
+    for line in text.split("\n"):
+        assert line.isprintable(), repr(line)
+
+
+# -- what is printed -------------------------------------------------------------------------------------
+
+
+def test_status_shows_node_cards_and_health() -> None:
+    with agent(snapshots.busy()) as path:
+        done = run("--socket", path, "status")
+    assert done.exit_code == 0, done.output
+    assert "mode enforce, acting" in done.stdout
+    assert "510/700 W" in done.stdout
+    assert "70.0/80.0 GiB" in done.stdout
+    assert "71 C" in done.stdout
+    assert "Health: ok" in done.stdout
+    assert done.stderr == ""
+
+
+def test_status_of_a_host_without_gpus_says_why() -> None:
+    with agent(snapshots.empty()) as path:
+        done = run("status", "--socket", path)
+    assert done.exit_code == 0
+    assert "Cards 0" in done.stdout
+    assert "nvml: no driver is loaded (last read: never)" in done.stdout
+    assert 'why: the configuration says mode = "observe"' in done.stdout
+
+
+def test_unknown_is_a_dash_and_never_zero() -> None:
+    with agent(snapshots.unread()) as path:
+        done = run("--socket", path, "status")
+        rows = run("--socket", path, "tenants")
+    assert "Cards -, drawing -; tenants -" in done.stdout
+    assert "There are no tenants." in rows.stdout
+    with agent(snapshots.busy()) as path:
+        rows = run("--socket", path, "tenants")
+    serve = next(x for x in rows.stdout.splitlines() if x.startswith("serve"))
+    assert serve.split() == ["serve", "L1", "100", "%", "0", "-", "-", "1"]
+
+
+def test_tenants_lists_all_pages() -> None:
+    with agent(snapshots.large(2, 450)) as path:
+        done = run("--json", "--socket", path, "tenants")
+    names = [t["name"] for t in json.loads(done.stdout)["items"]]
+    assert len(names) == 450
+    assert names == sorted(names)
+
+
+def test_explain_reads_as_prose() -> None:
+    with agent(snapshots.busy()) as path:
+        done = run("--socket", path, "explain", "train")
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.stdout.split())
+    for words in (
+        "train is L3 (best effort: held back first); it was claimed by the rule train.",
+        "It is held back to 49 % of its usual activity for memory: cut twice.",
+        "memory on GPU-00000000-0000-0000-0000-000000000000, for 12 s: memory of card 0 is at 87 %",
+        "wanted 2.1 cores, real 2.1 cores, before us unlimited: applied",
+        "rule: backpressure/memory (memory_used_ratio 88 %)",
+        "wanted 25, real 100: ineffective no sibling competes with it",
+        "wanted -, real 700 W: not turned why: nothing calls for it",
+        "/system.slice/train.service: its own",
+        "tenant_gpu_utilization_ratio 60 % (estimated, 1 s ago)",
+    ):
+        assert words in text, words
+
+
+def test_explain_an_l1_tenant() -> None:
+    with agent(snapshots.busy(posture=snapshots.OBSERVING)) as path:
+        text = run("--socket", path, "explain", "serve").stdout
+    assert "It is not held back, and will not be." in text
+    assert 'Nothing is changed now: the configuration says mode = "observe".' in text
+
+
+def test_config_show_is_flat() -> None:
+    with agent(snapshots.busy()) as path:
+        done = run("--socket", path, "config", "show")
+    assert done.stdout == 'mode = "observe"\npower.budget = not given\n'
+
+
+@pytest.mark.parametrize("words", READS)
+def test_every_reading_command_fits_eighty_columns(words: tuple[str, ...]) -> None:
+    with agent(snapshots.busy()) as path:
+        done = run("--socket", path, *words)
+    assert done.exit_code == 0, done.output
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("words", READS)
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_json_everywhere(words: tuple[str, ...], place: str) -> None:
+    with agent(snapshots.busy()) as path:
+        options = ("--json", "--socket", path)
+        done = run(*options, *words) if place == "before" else run(*words, *options)
+    assert done.exit_code == 0, done.output
+    assert isinstance(json.loads(done.stdout), dict)
+    assert done.stderr == ""
+
+
+# -- commands ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("pause", Pause),
+        ("unpause", Unpause),
+        ("release", ReleaseGpus),
+        ("resume", ResumeGpus),
+        ("reload", Reload),
+    ],
+)
+def test_commands_say_what_was_done(word: str, kind: type) -> None:
+    commands = Commands()
+    with agent(snapshots.busy(), commands) as path:
+        done = run("--socket", path, word)
+        as_json = run("--socket", path, word, "--json")
+    assert (done.exit_code, done.stdout) == (0, "done as you wished\n")
+    assert json.loads(as_json.stdout) == {"done": "done as you wished"}
+    assert [type(c) for c in commands.seen] == [kind, kind]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Refused("a write is in flight"), Exit.REFUSED),
+        (Unsupported("no driver here"), Exit.REFUSED),
+        (Unavailable("the inbox is full"), Exit.UNREACHABLE),
+        (ConfigError(["a.toml:3: x: unknown key", "a.toml:4: y: no size"]), Exit.USAGE),
+    ],
+)
+def test_a_declined_command_has_its_code(error: Exception, code: Exit) -> None:
+    commands = Commands()
+    commands.answer = error
+    with agent(snapshots.busy(), commands) as path:
+        done = run("--socket", path, "pause")
+    assert done.exit_code == code
+    assert done.stdout == ""
+    for line in str(error).splitlines():
+        assert line in done.stderr
+
+
+# -- errors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [*READS, ("pause",), ("release",)])
+def test_without_an_agent_the_remedy_is_named(words: tuple[str, ...]) -> None:
+    with short_folder() as folder:
+        done = run("--socket", f"{folder}/none", *words)
+    assert done.exit_code == Exit.UNREACHABLE
+    assert done.stdout == ""
+    assert "does not run" in done.stderr
+    assert "systemctl start gpuagent" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_unknown_tenant_has_its_code() -> None:
+    with agent(snapshots.busy()) as path:
+        done = run("--socket", path, "explain", "no/such:ten@nt ..")
+    assert done.exit_code == Exit.UNKNOWN_TENANT
+    assert '"no/such:ten@nt .."' in done.stderr
+    assert "gpuagent tenants" in done.stderr
+
+
+def test_before_the_first_look_the_agent_counts_as_not_there_yet() -> None:
+    with agent(None) as path:
+        done = run("--socket", path, "status")
+    assert done.exit_code == Exit.UNREACHABLE
+    assert "first look" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"junk\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n{}x", b"HTTP/1.1 200 OK\r\n\r\n[]"]
+)
+def test_something_else_on_the_socket(answer: bytes) -> None:
+    with short_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = f"{folder}/s"
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            talk, _ = listener.accept()
+            with talk:
+                talk.recv(65536)
+                talk.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        done = run("--socket", path, "status")
+        thread.join()
+    assert done.exit_code == Exit.UNREACHABLE
+    assert "is not the agent" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("nonsense",), ("explain",), ("status", "extra"), ("--bad",)])
+def test_a_wrong_command_line_is_usage(words: tuple[str, ...]) -> None:
+    done = run(*words)
+    assert done.exit_code == Exit.USAGE
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("words", [(), *((name,) for name in COMMANDS)])
+def test_every_command_has_help_with_the_exit_codes(words: tuple[str, ...]) -> None:
+    done = run(*words, "--help")
+    assert done.exit_code == 0
+    assert "--json" in done.stdout
+    for code in Exit:
+        assert f"  {code.value}  " in CODES
+    assert "there is no such tenant" in done.stdout
+
+
+# -- names -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_no_hostile_name_reaches_the_terminal(form: tuple[str, ...]) -> None:
+    with agent(snapshots.hostile()) as path:
+        listed = run("--socket", path, "--json", "tenants")
+        names = [t["name"] for t in json.loads(listed.stdout)["items"]]
+        assert len(names) == len(snapshots.HOSTILE)
+        harmless(run("--socket", path, "status", *form).output)
+        harmless(run("--socket", path, "tenants", *form).output)
+        for name in names:
+            done = run("--socket", path, "explain", *form, "--", name)
+            assert done.exit_code == 0, (name, done.output)
+            harmless(done.output)
+        for name in (n + "\x1b[31m" for n in names):
+            harmless(run("--socket", path, "explain", "--", name).output)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text(st.characters(exclude_categories=()), min_size=1, max_size=20))
+def test_any_name_can_be_listed_and_explained(name: str) -> None:
+    with agent(snapshots.hostile((name,))) as path:
+        listed = run("--socket", path, "--json", "tenants")
+        shown = json.loads(listed.stdout)["items"][0]["name"]
+        harmless(run("--socket", path, "tenants").output)
+        done = run("--socket", path, "explain", "--", shown)
+    harmless(done.output)
+    assert done.exit_code == 0 or not shown.strip(".")
+
+
+# -- where the socket is -----------------------------------------------------------------------------------
+
+
+def test_the_socket_is_found_through_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "gpuagent.toml"
+    with agent(snapshots.busy()) as path:
+        file.write_text(f'[paths]\nsocket = "{path}"\n')
+        assert run("--config", str(file), "status").exit_code == 0
+        by_environment = CliRunner().invoke(cli, ["status"], env={"GPUAGENT_SOCKET": path})
+        assert by_environment.exit_code == 0
+
+
+@pytest.mark.parametrize("text", ["", "[paths]\nsocket = 7\n", "paths = 1\n", "broken [", "\xff"])
+def test_a_configuration_that_says_nothing_of_a_socket(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "gpuagent.toml"
+    file.write_text(text, encoding="latin-1")
+    done = run("--config", str(file), "status")
+    assert done.exit_code == Exit.UNREACHABLE
+    assert "/run/gpuagent/gpuagent.sock" in done.stderr
+
+
+# -- config check ------------------------------------------------------------------------------------------
+
+
+def test_config_check_of_a_valid_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('mode = "observe"\n')
+    done = run("config", "check", str(file))
+    assert (done.exit_code, done.stdout) == (0, f"{file} is valid\n")
+    as_json = run("config", "check", "--json", str(file))
+    assert json.loads(as_json.stdout)["valid"] is True
+
+
+def test_config_check_names_every_problem_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('mod = "observe"\n[power]\nbudget = "many"\n')
+    done = run("config", "check", "--config", str(file))
+    assert done.exit_code == Exit.USAGE
+    assert f"{file}:1: " in done.stderr
+    assert f"{file}:3: " in done.stderr
+    assert done.stdout == ""
+    as_json = run("--json", "config", "check", str(file))
+    assert as_json.exit_code == Exit.USAGE
+    assert len(json.loads(as_json.stdout)["problems"]) == 2
+
+
+# -- as a process ------------------------------------------------------------------------------------------
+
+
+def spawn(*words: str, **more: str) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(
+        [sys.executable, "-m", "gpuagent", *words],
+        capture_output=True,
+        env={**os.environ, **more},
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_process_ends_with_the_documented_codes() -> None:
+    with agent(snapshots.hostile()) as path:
+        good = spawn(
+            "--socket", path, "tenants", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0"
+        )
+        unknown = spawn("--socket", path, "explain", "nobody")
+    assert (good.returncode, good.stderr) == (0, b"")
+    assert good.stdout.isascii()
+    assert b"\x1b" not in good.stdout
+    assert unknown.returncode == Exit.UNKNOWN_TENANT
+    assert unknown.stdout == b""
+
+
+def test_the_version_is_told() -> None:
+    done = run("--version")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("gpuagent, version ")
+
+
+def test_reading_commands_do_not_load_the_daemon() -> None:
+    look = (
+        "import sys, gpuagent.cli.main as m, click\n"
+        "m.cli.get_command(click.Context(m.cli), 'status')\n"
+        "print(sorted({'aiohttp', 'pyroute2', 'pynvml', 'rich', 'prometheus_client'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    loaded = json.loads(done.stdout.replace("'", '"'))
+    assert "aiohttp" not in loaded
+    assert "pynvml" not in loaded

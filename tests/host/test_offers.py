@@ -1,0 +1,89 @@
+"""What `check` finds, on hosts made of files."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuagent.host import offers
+from gpuagent.host.nvml_probe import NvmlOffer
+from gpuagent.model.inventory import Gpu
+
+
+def put(root: Path, path: str, text: str = "") -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def test_nvml() -> None:
+    assert offers.nvml(NvmlOffer(problem="no driver")).state == "missing"
+    good = offers.nvml(NvmlOffer(driver="550", cards=(Gpu("a", 0, "H100"),)))
+    assert (good.state, good.what) == ("ok", "driver 550, 1 cards")
+    lost = offers.nvml(NvmlOffer(driver="550", cards=(Gpu("a", 3, "H100", blind="it is lost"),)))
+    assert lost.state == "partial"
+    assert "card 3 does not answer: it is lost" in lost.what
+    old = offers.nvml(NvmlOffer(driver="550", missing=("nvmlDeviceGetTemperatureV",)))
+    assert old.state == "ok"
+    assert "nvmlDeviceGetTemperatureV" in old.what
+
+
+def test_cgroups(tmp_path: Path) -> None:
+    assert offers.cgroups(str(tmp_path)).state == "missing"
+    put(tmp_path, "cgroup.controllers", "cpuset memory pids\n")
+    half = offers.cgroups(str(tmp_path))
+    assert half.state == "partial"
+    assert "cpu and io" in half.what
+    put(tmp_path, "cgroup.controllers", "cpuset cpu io memory pids\n")
+    assert offers.cgroups(str(tmp_path)).state == "ok"
+
+
+def test_pressure_and_systemd(tmp_path: Path) -> None:
+    assert offers.pressure(str(tmp_path)).state == "missing"
+    assert offers.systemd(str(tmp_path)).state == "missing"
+    put(tmp_path, "proc/pressure/cpu", "some avg10=0.00\n")
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    assert offers.pressure(str(tmp_path)).state == "ok"
+    assert offers.systemd(str(tmp_path)).state == "ok"
+
+
+def test_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    pipes = str(tmp_path / "pipes")
+    assert offers.mps(pipes).state == "missing"
+    put(tmp_path, "bin/nvidia-cuda-mps-control", "#!/bin/sh\n").chmod(0o755)
+    assert offers.mps(pipes).state == "partial"
+    put(tmp_path, "pipes/control")
+    assert offers.mps(pipes).state == "ok"
+
+
+def test_bpf(tmp_path: Path) -> None:
+    nothing = offers.bpf(str(tmp_path), python="/nonexistent/python")
+    assert nothing.state == "missing"
+    for word in ("tracefs", "CAP_SYS_ADMIN", "headers", "bcc"):
+        assert word in nothing.what
+    assert "Debian" in nothing.remedy
+    assert "RHEL" in nothing.remedy
+    python = put(tmp_path, "python", "#!/bin/sh\nexit 0\n")
+    python.chmod(0o755)
+    assert offers.bpf(str(tmp_path), python=str(python)).state == "partial"
+    put(tmp_path, "sys/kernel/tracing/uprobe_events")
+    put(tmp_path, "proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n")
+    put(tmp_path, f"lib/modules/{os.uname().release}/build/Makefile")
+    assert offers.bpf(str(tmp_path), python=str(python)).state == "ok"
+    put(tmp_path, "proc/self/status", "Name:\tx\nCapEff:\t0000000000000000\n")
+    assert "CAP_SYS_ADMIN" in offers.bpf(str(tmp_path), python=str(python)).what
+
+
+def test_kernel_log(tmp_path: Path) -> None:
+    missing = offers.kernel_log(str(tmp_path / "kmsg"))
+    assert missing.state == "missing"
+    assert "No such file" in missing.what
+    assert offers.kernel_log(str(put(tmp_path, "kmsg"))).state == "ok"
+
+
+def test_netlink_asks_the_kernel() -> None:
+    offer = offers.netlink()
+    assert offer.state in {"ok", "partial"}
+    assert (offer.state == "ok") == (not offer.remedy)
