@@ -72,7 +72,7 @@ class Nvml(msgspec.Struct, frozen=True):
     process_interval: Annotated[Seconds, Meta(ge=0.5, le=5)] = 2.0
     """Between process lists, which cost milliseconds of the driver's lock each."""
     slow_interval: Annotated[Seconds, Meta(ge=1, le=30)] = 15.0
-    """Between identity, limits, ECC, remapped rows and counters of links."""
+    """Between identity, ECC, remapped rows and counters of links, which change slowly."""
     call_deadline: Annotated[Seconds, Meta(ge=0.1, le=60)] = 2.0
     """A driver call past this counts as hung: the child is killed, the card is blind."""
     retry_max: Annotated[Seconds, Meta(ge=1, le=3600)] = 60.0

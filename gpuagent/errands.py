@@ -86,7 +86,7 @@ class Errands:
                 # Once more: an unpause that came just before it has been carried out since.
                 self._change(paused=True)
                 self._mark.set(by)
-                return "paused: everything is put back, and nothing will be changed"
+                return "paused: what was changed is being put back, and nothing will be changed"
             case Unpause():
                 self._mark.clear()
                 self._change(paused=False)

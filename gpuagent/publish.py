@@ -55,7 +55,7 @@ class Publisher:
         settings = snapshot.plan.by_key()
         for key, outcome in snapshot.outcomes.items():
             wish = settings.get(key)
-            self._say_outcome(key, outcome, wish.why if wish is not None else outcome.why)
+            self._say_outcome(key, outcome, wish.why if wish is not None else "")
         for key in self._said.keys() - snapshot.outcomes.keys():
             del self._said[key]
             _log.info("setting ended", knob=key[0].name, subject=str(key[1]))
@@ -79,4 +79,5 @@ class Publisher:
             real=outcome.real,
             original=outcome.original,
             why=why,
+            became=outcome.why,
         )

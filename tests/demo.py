@@ -144,7 +144,7 @@ def picture(daemon: Daemon, load: Load, at: float, seconds: float, doing: str) -
         parts: list[Table | Text] = [
             cards_table(daemon.client.get("/v1/gpus")["items"]),
             tenants_table(daemon, load),
-            *(Text(e["text"], style="dim") for e in daemon.client.get("/v1/events")["items"][-4:]),
+            *(Text(e["text"], style="dim") for e in daemon.client.get("/v1/events")["items"][:4]),
         ]
     except (OSError, ApiError):
         parts = [Text("the daemon does not answer")]
@@ -213,7 +213,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="gpuagent-demo-"))
     try:
         with Stage(folder, [H100_80GB, H100_80GB]) as stage:
-            stage.configure(TENANTS)
+            stage.configure(TENANTS, law="")
             return 0 if play(stage, console, seconds) else 1
     except (RuntimeError, AssertionError) as error:
         console.print(f"demo: {error}", style="bold")

@@ -116,8 +116,8 @@ class Rig:
             snapshot = await self.tick()
         return snapshot
 
-    async def press(self, pid: int, seconds: int = 8, *, by: float = 2.0**29) -> Snapshot:
-        """A tenant's memory grows, which is a cause once the card is over its mark."""
+    async def press(self, seconds: int, *, pid: int = 20, by: float = 2.0**29) -> Snapshot:
+        """A process's memory grows, which is a cause once its card is over the mark."""
         for _ in range(seconds):
             self.host.grow(pid, by)
             snapshot = await self.tick()

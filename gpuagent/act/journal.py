@@ -19,7 +19,6 @@ class Journal:
         self.size = 0
         self._temporary = path + ".new"
         self._fd = -1
-        self._ragged = False
 
     def open(self) -> bytes:
         """Open or create it, and return what it holds. What a crash left half-replaced is removed."""
@@ -31,27 +30,15 @@ class Journal:
         self.size = os.fstat(self._fd).st_size
         if self.size > SIZE_MAX:
             raise OSError(errno.EFBIG, f"{self.size} bytes long, which no ledger of ours gets")
-        content = _read_all(self._fd, self.size)
-        self._ragged = not content.endswith(b"\n") and bool(content)
-        return content
+        return _read_all(self._fd, self.size)
 
     def append(self, lines: bytes) -> None:
-        """Durable when it returns. After a failure nothing of `lines` counts as written."""
+        """Durable when it returns. After a failure the end may be torn: `replace` is due."""
         if os.fstat(self._fd).st_nlink == 0:
             raise FileNotFoundError(errno.ENOENT, "the file has been deleted")
-        if self._ragged:
-            lines = b"\n" + lines
-        try:
-            _write_all(self._fd, lines)
-            os.fdatasync(self._fd)
-        except OSError:
-            # Where even the truncation fails, the half line is closed off by the next append.
-            self._ragged = True
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self.size)
-            raise
+        _write_all(self._fd, lines)
+        os.fdatasync(self._fd)
         self.size += len(lines)
-        self._ragged = False
 
     def replace(self, lines: bytes) -> None:
         """Make `lines` the whole content: after a crash it is the old content or the new."""
@@ -66,7 +53,7 @@ class Journal:
                 os.unlink(self._temporary)
             raise
         self.close()
-        self._fd, self.size, self._ragged = fd, len(lines), False
+        self._fd, self.size = fd, len(lines)
         self._sync_directory()
 
     def set_aside(self, content: bytes) -> None:

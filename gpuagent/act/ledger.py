@@ -206,7 +206,8 @@ class Ledger:
             problems = [*problems[:_PROBLEMS_MAX], f"{self.path}: {more} more such lines"]
         self.problems = tuple(problems)
         self._drop_void()
-        self._rewrite_due = bool(problems or self.void)
+        torn = bool(content) and not content.endswith(b"\n")
+        self._rewrite_due = torn or bool(problems or self.void)
 
     def _problem(self, number: int, *, last: bool, error: Corrupt) -> str:
         if last:

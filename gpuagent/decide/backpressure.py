@@ -261,10 +261,10 @@ class _Turn:
         """Let go, step by step, of what is held for causes that have ended or are unknown."""
         for key, held in list(self._held.items()):
             cause = (held.cause.kind, held.cause.subject)
-            if cause in active:
-                continue
-            dwell = self._power_dwell if held.tenant == CARD else self._law.dwell
             known = cause in watch.seen
+            if cause in active or (held.tenant == CARD and not known):
+                continue  # a card that cannot be read is held where it is (DESIGN 2)
+            dwell = self._power_dwell if held.tenant == CARD else self._law.dwell
             grip = share.ease(held.grip, self._now, self._law, dwell=dwell, known=known)
             if self._observed(held) or share.forgotten(grip, self._now, self._law):
                 del self._held[key]

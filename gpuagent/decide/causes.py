@@ -41,7 +41,8 @@ def growth(state: NodeState, signal: Signal, subject: Subject) -> float | None:
 
 
 def label(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({gpu.uuid})"
+    """As people call it; the subject beside the text has the UUID."""
+    return f"GPU {gpu.index}"
 
 
 def look(state: NodeState, law: Backpressure) -> Iterator[Sample]:

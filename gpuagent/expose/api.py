@@ -258,7 +258,7 @@ def _forbidden(peer: Peer, what: str) -> Trouble:
 # -- commands ------------------------------------------------------------------------------------------
 
 
-class Counter:
+class Desk:
     """Takes commands to the inbox, never more than a few at once."""
 
     def __init__(self, inbox: Inbox) -> None:

@@ -19,7 +19,7 @@ from gpuagent.expose.api import (
     POSTS,
     STALE_SECONDS,
     Ask,
-    Counter,
+    Desk,
     For,
     Gate,
     Get,
@@ -88,13 +88,13 @@ def socket_app(
     """
     pages = Pages(told, exposition)
     app = web.Application(middlewares=[_guard(gate, send_seconds)], client_max_size=BODY_MOST_BYTES)
-    counter = Counter(inbox)
+    desk = Desk(inbox)
     for get in GETS:
         # Names may hold anything; aiohttp by itself would not match one with a brace.
         path = get.path.replace("{name}", "{name:[^/]+}")
         app.router.add_get(path, _reader(told, get, gate, peer_of))
     for post in POSTS:
-        app.router.add_post(post.path, _taker(counter, post, gate, peer_of))
+        app.router.add_post(post.path, _taker(desk, post, gate, peer_of))
     app.router.add_get("/healthz", pages.healthz)
     app.router.add_get("/readyz", pages.readyz)
 
@@ -132,7 +132,7 @@ def _reader(told: Told, get: Get, gate: Gate, peer_of: PeerOf) -> Handler:
     return respond
 
 
-def _taker(counter: Counter, post: Post, gate: Gate, peer_of: PeerOf) -> Handler:
+def _taker(desk: Desk, post: Post, gate: Gate, peer_of: PeerOf) -> Handler:
     async def respond(request: web.Request) -> web.Response:
         peer = peer_of(request)
         gate.check(peer, post.audience)
@@ -143,7 +143,7 @@ def _taker(counter: Counter, post: Post, gate: Gate, peer_of: PeerOf) -> Handler
                 await request.read()  # commands have no arguments; a body is bounded, not used
         except TimeoutError:
             raise Trouble(408, f"the body did not arrive within {_BODY_SECONDS:.0f} s") from None
-        done = await counter.take(post, peer)
+        done = await desk.take(post, peer)
         return web.Response(body=to_json(done), content_type="application/json")
 
     return respond

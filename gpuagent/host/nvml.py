@@ -13,8 +13,9 @@ from typing import Any
 
 from gpuagent import config
 from gpuagent.clock import Clock
-from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
+from gpuagent.errors import AgentError, Gone, Unavailable
 from gpuagent.host import nvml_frames as frames
+from gpuagent.host.nvml_errors import SUCCESS, failed, no_driver
 from gpuagent.host.nvml_picture import Picture
 from gpuagent.host.worker import Ending, Worker
 from gpuagent.model.inventory import on_gpu
@@ -37,22 +38,12 @@ _FIRST_PAUSE_SECONDS = 0.1
 _STEADY_AFTER_SECONDS = 10.0
 """A child that lived this long was not a failed start."""
 _CENSUS_SECONDS = 5.0
-_SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_LOADED = 0, 2, 3, 4, 9
-_NO_LIBRARY, _NO_FUNCTION, _LOST, _RESET, _MISMATCH, _NO_CARD = 12, 13, 15, 16, 18, 28
-
-_REMEDIES = {
-    _NO_PERMISSION: "run the agent as root, or let its user open /dev/nvidiactl",
-    _NOT_LOADED: "load it with `modprobe nvidia`, or install it",
-    _NO_LIBRARY: "install the NVIDIA driver's libraries, or set paths.nvml_library",
-    _MISMATCH: "the driver was updated: reboot, or reload its kernel module",
-}
-"""By NVML's code: what an operator can do where there is no driver to talk to."""
+_EVENTS_SECONDS = 0.5
 
 
-def no_driver(why: str, code: int) -> AgentError:
-    """The error for a child that ended itself with this code."""
-    remedy = _REMEDIES.get(code)
-    return Unavailable(why) if remedy is None else Unsupported(f"{why}: {remedy}")
+def pause_after(failures: int, longest: float) -> float:
+    """Seconds before the next try, which double with each failure in a row."""
+    return min(longest, _FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 20))
 
 
 class HungCard:
@@ -160,7 +151,8 @@ class NvmlGpus:
         self._settings = settings
         if self._worker is not None:
             self._worker.deadline = settings.call_deadline
-            with contextlib.suppress(Unavailable):  # A new child gets them at its start.
+            # Where it has just ended: the next child gets them at its start.
+            with contextlib.suppress(Unavailable):
                 every, retry_max = self._every(), settings.retry_max
                 self._send(self._worker, "rates", every=every, retry_max=retry_max)
         self._kick.set()
@@ -178,7 +170,7 @@ class NvmlGpus:
         set_ = self._settings
         return {
             "sample": set_.sample_interval,
-            "events": set_.sample_interval,
+            "events": max(set_.sample_interval, _EVENTS_SECONDS),
             "status": min(set_.process_interval, GPU_THROTTLED.expires / 2),
             "processes": set_.process_interval,
             "links": min(set_.slow_interval, GPU_NVLINK_BYTES.expires / 2),
@@ -234,11 +226,11 @@ class NvmlGpus:
         """Draw the consequences of a child's end; seconds to wait before the next."""
         now = self._clock.now().mono
         self._failures = 1 if lived > _STEADY_AFTER_SECONDS else self._failures + 1
-        pause = min(self._settings.retry_max, _FIRST_PAUSE_SECONDS * 2.0 ** (self._failures - 1))
+        pause = pause_after(self._failures, self._settings.retry_max)
         if ending.asked:
             return 0.0
         if self._bye is not None:
-            if self._bye.code == _SUCCESS:  # Cards have come or gone: only a new child sees which.
+            if self._bye.code == SUCCESS:  # Cards have come or gone: only a new child sees which.
                 return pause
             self._go_down(no_driver(self._bye.why, self._bye.code), self._bye.why)
             return pause
@@ -295,9 +287,8 @@ class NvmlGpus:
 
     def _give_back(self, index: int) -> None:
         if self._worker is not None:
-            with contextlib.suppress(
-                Unavailable
-            ):  # A new child leaves out no card that is not hung.
+            # Where it has just ended: the next child leaves out no card that is not hung.
+            with contextlib.suppress(Unavailable):
                 self._send(self._worker, "adopt", i=index)
 
     # -- frames ---------------------------------------------------------------------------------------
@@ -356,26 +347,16 @@ class NvmlGpus:
         gpu = self._picture.gpu(uuid)
         if worker is None or self._down is not None:
             raise Unavailable(str(self._down or "the GPU reader is being started"))
+        if gpu is None and (self._awaited or not self._picture.complete):
+            raise Unavailable(f"GPU {uuid} may be one that has not answered yet")
         if gpu is None:
             raise Gone(f"there is no GPU {uuid}")
         if gpu.blind:
-            error = Unavailable if gpu.index in self._hung else Gone
-            raise error(f"{self._picture.label(gpu.index)}: {gpu.blind}")
+            raise Unavailable(f"{self._picture.label(gpu.index)}: {gpu.blind}")
         more: dict[str, Any] = {} if watts is None else {"mw": round(watts * 1000)}
         answer = await self._answer(self._send(worker, do, uuid=uuid, **more))
-        where = self._picture.label(gpu.index)
-        if answer.code == _INVALID_ARGUMENT and watts is not None:
-            low, high = gpu.power_min_watts, gpu.power_max_watts
-            span = "" if low is None or high is None else f", {low:g} to {high:g} W"
-            raise Refused(f"{where}: {watts:g} W is outside its range{span}")
-        if answer.code == _NO_PERMISSION:
-            raise Refused(f"{where}: the driver lets only root set the power limit")
-        if answer.code in (_NOT_SUPPORTED, _NO_FUNCTION):
-            raise Unsupported(f"{where}: the card has no power limit that can be read or set")
-        if answer.code in (_LOST, _RESET, _NO_CARD):
-            raise Gone(f"{where}: {answer.why}")
-        if answer.code != _SUCCESS or answer.value is None:
-            raise Unavailable(f"{where}: {answer.why}")
+        if answer.code != SUCCESS or answer.value is None:
+            raise failed(answer, self._picture.label(gpu.index), gpu, watts)
         real = answer.value / 1000
         at = self._clock.now().mono
         self._picture.reading(Reading(GPU_POWER_LIMIT_WATTS, on_gpu(uuid), real, at))

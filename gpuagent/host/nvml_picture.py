@@ -68,6 +68,11 @@ class Picture:
     def gpu(self, uuid: str) -> Gpu | None:
         return self._gpus.get(uuid)
 
+    @property
+    def complete(self) -> bool:
+        """Whether every card has said who it is."""
+        return self._known and not any(uuid.startswith(_UNKNOWN) for uuid in self._gpus)
+
     def label(self, index: int) -> str:
         """A card as people call it: index and name."""
         gpu = self._at(index)

@@ -4,7 +4,8 @@ import msgspec
 
 from gpuagent.errors import Unavailable
 from gpuagent.host import nvml_frames as frames
-from gpuagent.host.nvml import MODULE, QUIET_SECONDS, no_driver
+from gpuagent.host.nvml import MODULE, QUIET_SECONDS
+from gpuagent.host.nvml_errors import no_driver
 from gpuagent.host.worker import Worker
 from gpuagent.model.inventory import Gpu
 

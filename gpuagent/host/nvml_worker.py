@@ -27,7 +27,7 @@ READ_RATES = (SAMPLE, STATUS, LINKS, SLOW)
 
 _GRID_SECONDS = 0.25
 """Least time between two rounds of work where samples are taken seldom."""
-_APART_SECONDS = 0.3
+_APART_SECONDS = 0.1
 _IDLE_SECONDS = 0.5
 """Longest wait: after each, the child shows that it is alive."""
 _EVENT_WAIT_MS = 1
@@ -141,7 +141,8 @@ class Reader:
         """Do a job so many seconds from now, or a little later, when we are awake anyway."""
         whole = self._every[SAMPLE]
         grid = whole / math.ceil(whole / _GRID_SECONDS)
-        due = math.ceil((time.monotonic() + seconds) / grid - 1e-6) * grid
+        # What is due a tenth of a grid after a round is done in that round.
+        due = math.ceil((time.monotonic() + seconds) / grid - 0.1) * grid
         heapq.heappush(self._due, (due, job != SAMPLE, index, job))
 
     def _begin_work(self, index: int) -> None:
@@ -165,15 +166,22 @@ class Reader:
                 return
             for line in lines:
                 self._obey(json.loads(line))
-            if self._due and self._due[0][0] <= time.monotonic():
-                due, _, index, job = heapq.heappop(self._due)
-                self._work(due, index, job)
+            self._work_off()
+
+    def _work_off(self) -> None:
+        """Take all samples that are due, then at most one job that may take longer."""
+        urgent = True
+        while urgent and self._due and self._due[0][0] <= time.monotonic():
+            due, later, index, job = heapq.heappop(self._due)
+            urgent = not later
+            self._work(due, index, job)
 
     def _work(self, due: float, index: int, job: str) -> None:
         if job == "find":
             card = None if index in self._cards else self._find(index)
-            if card is not None:
-                self._attempt(index, self._introduce, card)
+            for work in (Card.find_links, self._introduce):
+                if card is not None and index in self._cards:
+                    self._attempt(index, work, card)
             return
         every = self._every[job]
         # A job that is late is not made up for: the next one is due a whole interval from now.

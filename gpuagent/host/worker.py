@@ -27,6 +27,9 @@ Frame = TypeVar("Frame")
 COMMAND_LIMIT_BYTES = 4096
 """PIPE_BUF: a command this short is written whole or not at all."""
 _ERRORS_KEPT_BYTES = 2000
+_READ_BYTES = 16384
+_LOOK_SECONDS = 0.5
+"""Longest time between two looks at whether the child still moves."""
 _END_SECONDS = 1.0
 """How long a child may take to end by itself, and again to die after it was killed."""
 
@@ -171,7 +174,7 @@ class Worker(Generic[Frame]):
         loop = asyncio.get_running_loop()
 
         def readable() -> None:
-            data = os.read(pipe.fileno(), 65536)
+            data = os.read(pipe.fileno(), _READ_BYTES)
             if data:
                 take(data)
             else:
@@ -223,27 +226,41 @@ class Worker(Generic[Frame]):
 
         A standstill counts when two looks find it: one look may follow a pause of our own.
         """
+        loop = asyncio.get_running_loop()
         began = time.monotonic()
         suspect: float | None = None
-        while True:
-            await asyncio.wait((self._verdict,), timeout=min(self.deadline / 4, 0.25))
-            if self._verdict.done():
-                return self._verdict.result()
-            now = time.monotonic()
-            inside = slot.inside()
-            alive = max(began, slot.last_alive())
-            if inside is not None and now - inside[0] > self.deadline:
-                stuck, target, call = inside
-                ending = Ending(f"{call} did not return in {self.deadline:g} s", call, target)
-            elif inside is None and now - alive > self._quiet:
-                stuck = alive
-                ending = Ending(f"{self._module} gave no sign of life for {self._quiet:g} s")
-            else:
-                suspect = None
-                continue
-            if stuck == suspect:
-                return ending
-            suspect = stuck
+        timer: asyncio.TimerHandle | None = None
+
+        def look() -> None:
+            nonlocal suspect, timer
+            since, ending = self._standstill(slot, began)
+            if ending is not None and since == suspect:
+                self._decide(ending)
+                return
+            suspect = since
+            timer = loop.call_later(min(self.deadline / 4, _LOOK_SECONDS), look)
+
+        look()
+        try:
+            return await self._verdict
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _standstill(self, slot: CallSlot, began: float) -> tuple[float | None, Ending | None]:
+        """Since when the child has stood still for too long, and what to make of it."""
+        now = time.monotonic()
+        inside = slot.inside()
+        if inside is not None:
+            entered, target, call = inside
+            if now - entered <= self.deadline:
+                return None, None
+            why = f"{call} did not return in {self.deadline:g} s"
+            return entered, Ending(why, call, target)
+        alive = max(began, slot.last_alive())
+        if now - alive <= self._quiet:
+            return None, None
+        return alive, Ending(f"{self._module} gave no sign of life for {self._quiet:g} s")
 
     def _note(self, data: bytes) -> None:
         self._errors = (self._errors + data)[-_ERRORS_KEPT_BYTES:]
@@ -266,6 +283,6 @@ class Worker(Generic[Frame]):
 
 def _rest(pipe: IO[bytes]) -> bytes:
     try:
-        return os.read(pipe.fileno(), 65536)
+        return os.read(pipe.fileno(), _READ_BYTES)
     except BlockingIOError:
         return b""

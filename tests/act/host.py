@@ -78,6 +78,7 @@ class Dial:
         self.errors: dict[Subject, AgentError] = {}
         self.set_errors: dict[Subject, AgentError] = {}
         self.gates: dict[Subject, asyncio.Event] = {}
+        self.set_gates: dict[Subject, asyncio.Event] = {}
         self.before_set: Callable[[Subject, str], None] = lambda subject, raw: None
         self.rounding: Callable[[float], float] = lambda value: value
         self.deaf: set[Subject] = set()
@@ -111,6 +112,8 @@ class Dial:
 
     async def set(self, subject: Subject, raw: str) -> None:
         await self._pass(subject)
+        if subject in self.set_gates:
+            await self.set_gates[subject].wait()
         if subject in self.set_errors:
             raise self.set_errors[subject]
         self.before_set(subject, raw)
@@ -191,6 +194,11 @@ class Agent:
 
     async def __aexit__(self, *args: object) -> None:
         await self.die()
+
+    @property
+    def running(self) -> "asyncio.Task[None]":
+        assert self._task is not None
+        return self._task
 
     async def die(self) -> None:
         """As kill -9 would: nothing is put back, nothing is finished."""

@@ -494,6 +494,21 @@ async def test_a_cut_freed_its_raise_within_the_same_tick(tmp_path: Path) -> Non
         assert [w[0] for w in dial.writes[2:]] == [card(1), card(2)]
 
 
+async def test_a_raise_still_under_way_counts_as_made(tmp_path: Path) -> None:
+    one, two = (POWER_LIMIT, card(1)), (POWER_LIMIT, card(2))
+    dial = power_dial(700.0, 700.0)
+    async with Agent(tmp_path, dial) as agent:
+        await agent.tick(wish(*one, 300), wish(*two, 300))
+        dial.set_gates[card(1)] = asyncio.Event()
+        await agent.tick(wish(*one, 600), wish(*two, 300))
+        told = await agent.tick(wish(*one, 300), wish(*two, 600))
+        assert told[two].result == "in flight"
+        assert dial.values[card(2)] == "300"
+        dial.set_gates[card(1)].set()
+        await agent.reconciler.settled()
+        assert (dial.values[card(1)], dial.values[card(2)]) == ("300", "600")
+
+
 async def test_small_excesses_over_a_budget_are_cut_all_the_same(tmp_path: Path) -> None:
     dial = power_dial(303.0)
     async with Agent(tmp_path, dial) as agent:

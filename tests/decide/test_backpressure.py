@@ -9,6 +9,7 @@ from gpuagent.config import Config
 from gpuagent.decide.backpressure import Backpressure
 from gpuagent.model.inventory import Level, Tenant, on_cgroup, on_gpu
 from gpuagent.model.plan import Setting
+from gpuagent.model.state import Outcome
 from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, POWER_LIMIT
 from tests.decide.world import CARD, GIB, World, gpu, seat, tenant
 
@@ -259,6 +260,20 @@ def test_heat_holds_tenants_first_and_then_the_card() -> None:
     assert "l1-card-limited" in w.events
     w.run(400)
     assert min(s.value for s in of(w, POWER_LIMIT) or [limit]) >= 200
+
+
+def test_a_card_that_cannot_be_read_keeps_its_limit() -> None:
+    w = world()
+    w.card(celsius=90)
+    w.run(30)
+    w.outcomes = [Outcome(POWER_LIMIT, on_gpu(CARD), 500.0, 500.0, 700.0, "applied", "", w.now)]
+    for _ in range(8):
+        w.step(read=False)
+    assert w.decision.causes == (), "not known any more"
+    [limit] = of(w, POWER_LIMIT)
+    for _ in range(120):
+        w.step(read=False)
+    assert [s.value for s in of(w, POWER_LIMIT)] == [limit.value]
 
 
 def test_the_card_waits_until_the_levers_on_tenants_are_known() -> None:

@@ -61,6 +61,8 @@ HOSTILE = (
     "<script>alert(1)</script>",
     "\u200bzero\u0000byte",
     "{name}",
+    "a/explanation",
+    "a+b %2F ;=",
     "\U0001f600 wide \u6f22\u5b57",
 )
 

@@ -280,7 +280,7 @@ async def test_each_xid_is_told_once(driver: Driver) -> None:
 
         await rig.until(lambda: len(told()) >= 4, "all are told")
         polls = fake.calls("nvmlEventSetWait_v2")
-        await rig.until(lambda: fake.calls("nvmlEventSetWait_v2") > polls + 3, "asked again")
+        await rig.until(lambda: fake.calls("nvmlEventSetWait_v2") > polls + 1, "asked again")
         expected = [(fake.gpus[0].uuid, 13.0)] + [
             (fake.gpus[1].uuid, x) for x in (31.0, 31.0, 43.0)
         ]

@@ -10,8 +10,8 @@ import pytest
 
 from gpuagent import config
 from gpuagent.clock import SystemClock
-from gpuagent.errors import Gone, Unavailable, Unsupported
-from gpuagent.host.nvml import NvmlGpus
+from gpuagent.errors import Unavailable, Unsupported
+from gpuagent.host.nvml import NvmlGpus, pause_after
 from gpuagent.host.nvml_probe import probe
 from tests.fakes.nvml import (
     GIB,
@@ -61,6 +61,8 @@ async def test_a_card_that_hangs_before_it_has_a_name_is_not_overlooked(driver: 
         await rig.until(lambda: rig.cards and len(rig.cards) == 2, "both are told of")
         assert rig.card(0).uuid == "unknown-0"
         assert rig.card(0).blind
+        with pytest.raises(Unavailable, match="not answered yet"):
+            await rig.gpus.power_limit(fake.gpus[0].uuid)
         await rig.until(lambda: rig.newest("gpu_power_watts", fake.gpus[1].uuid), "one is read")
         fake.unhang("nvmlDeviceGetUUID", gpu=0)
         await rig.until(lambda: rig.card(0).uuid == fake.gpus[0].uuid, "it gets its name")
@@ -104,7 +106,7 @@ async def test_a_lost_card_is_blind_and_the_others_go_on(driver: Driver, how: st
             lambda: [p.memory_bytes for p in rig.processes or ()] == [None],
             "its process is still its own, but what it holds is unknown",
         )
-        with pytest.raises(Gone):
+        with pytest.raises(Unavailable, match="GPU 0"):
             await rig.gpus.power_limit(lost.uuid)
         other.xid(31)
         await rig.until(
@@ -115,7 +117,7 @@ async def test_a_lost_card_is_blind_and_the_others_go_on(driver: Driver, how: st
         await rig.until(lambda: not rig.card(0).blind, "the card is back")
         await rig.until(lambda: rig.processes and rig.processes[0].memory_bytes == GIB, "as before")
         polls = fake.calls("nvmlEventSetWait_v2")
-        await rig.until(lambda: fake.calls("nvmlEventSetWait_v2") > polls + 3, "asked again")
+        await rig.until(lambda: fake.calls("nvmlEventSetWait_v2") > polls + 1, "asked again")
         lost.xid(43)
         await rig.until(lambda: any(dict(e.numbers).get("xid") == 43 for e in rig.events), "XIDs")
 
@@ -134,6 +136,13 @@ async def test_the_driver_is_unloaded_and_loaded_again(driver: Driver) -> None:
         await rig.until(lambda: not rig.card(0).blind, "the card is back")
         at = time.monotonic()
         await rig.until(lambda: rig.since(at, fake.gpus[0].uuid), "and is read")
+
+
+def test_pauses_double_up_to_the_longest_however_often_it_fails() -> None:
+    pauses = [pause_after(failures, 60.0) for failures in range(1, 2000)]
+    assert pauses[:3] == [0.1, 0.2, 0.4]
+    assert pauses[-1] == 60.0
+    assert pauses == sorted(pauses)
 
 
 async def test_a_driver_that_appears_is_found(driver: Driver) -> None:

@@ -7,6 +7,15 @@ a tree of plain files with the same paths (`paths.cgroup_root`).
 
 from tests.stage.cgroups import CgroupMirror, cgroup2_mount
 from tests.stage.client import ApiError, Client
-from tests.stage.stage import Daemon, Stage, Staged
+from tests.stage.stage import Daemon, Stage, Staged, until
 
-__all__ = ["ApiError", "CgroupMirror", "Client", "Daemon", "Stage", "Staged", "cgroup2_mount"]
+__all__ = [
+    "ApiError",
+    "CgroupMirror",
+    "Client",
+    "Daemon",
+    "Stage",
+    "Staged",
+    "cgroup2_mount",
+    "until",
+]

@@ -37,6 +37,19 @@ cpu_pressure_high = "100%"
 cpu_pressure_clear = "99%"
 """
 
+QUICK = """
+hold = "400ms"
+within = "1s"
+dwell = "500ms"
+probe_min = "1s"
+probe_max = "2s"
+[nvml]
+sample_interval = "100ms"
+process_interval = "500ms"
+slow_interval = "1s"
+"""
+"""For tests: the same behaviour, sooner."""
+
 
 def until(what: str, condition: Callable[[], T], *, seconds: float = 20.0) -> T:
     """The first true value of `condition`; AssertionError with `what` after `seconds`."""
@@ -145,8 +158,9 @@ class Stage:
         self.daemons: list[Daemon] = []
         self.configure()
 
-    def configure(self, rest: str = "", *, mode: str = "enforce") -> None:
-        self.config.write_text(CONFIG.format(mode=mode, folder=self.folder) + rest)
+    def configure(self, rest: str = "", *, mode: str = "enforce", law: str = QUICK) -> None:
+        """`law` goes on in the table [backpressure]; `rest` holds further tables."""
+        self.config.write_text(CONFIG.format(mode=mode, folder=self.folder) + law + rest)
 
     def tenant(self, unit: str) -> Staged:
         staged = self.tenants[unit] = Staged(self, unit)

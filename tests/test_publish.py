@@ -1,0 +1,203 @@
+"""The latest snapshot with its events, and the log: each change once."""
+
+import socket
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuagent.host.notify import Notify
+from gpuagent.model.inventory import on_cgroup, on_gpu
+from gpuagent.model.plan import Plan, Posture, Setting, Snapshot
+from gpuagent.model.state import (
+    RESULTS,
+    Event,
+    Health,
+    Instant,
+    NodeState,
+    Outcome,
+    Result,
+)
+from gpuagent.model.vocab import CPU_MAX
+from gpuagent.publish import EVENTS_KEPT, Publisher
+
+SEAT = on_cgroup("train", "/train.service", 7)
+Line = MutableMapping[str, Any]
+
+
+def snapshot(
+    at: float = 0.0,
+    *,
+    events: tuple[Event, ...] = (),
+    outcomes: tuple[Outcome, ...] = (),
+    plan: Plan | None = None,
+    health: tuple[Health, ...] = (),
+) -> Snapshot:
+    state = NodeState(Instant(at, at), health={h.name: h for h in health})
+    return Snapshot(
+        state,
+        Posture(mode="enforce"),
+        plan=plan or Plan(),
+        outcomes={(o.knob, o.subject): o for o in outcomes},
+        events=events,
+    )
+
+
+def outcome(result: Result, why: str = "", real: float | None = None) -> Outcome:
+    return Outcome(CPU_MAX, SEAT, 1.0, real, None, result, why, 0.0)
+
+
+def event(number: int) -> Event:
+    return Event("test", float(number), f"event {number}")
+
+
+@pytest.fixture
+def lines() -> Iterator[list[Line]]:
+    with structlog.testing.capture_logs() as captured:
+        yield captured
+
+
+@pytest.fixture
+def publisher() -> Publisher:
+    return Publisher(Notify())
+
+
+# -- the snapshot ------------------------------------------------------------------------------------
+
+
+def test_before_the_first_tick_there_is_nothing(publisher: Publisher) -> None:
+    assert publisher.latest() is None
+    assert not publisher.first.is_set()
+    given_one = snapshot(1.0)
+    publisher.publish(given_one)
+    assert publisher.first.is_set()
+    latest = publisher.latest()
+    assert latest is not None
+    assert latest.state is given_one.state
+
+
+@given(st.lists(st.integers(0, 400), max_size=12))
+def test_the_latest_events_are_kept_oldest_first(counts: list[int]) -> None:
+    publisher, all_events = Publisher(Notify()), list[Event]()
+    with structlog.testing.capture_logs():
+        for count in counts:
+            new = tuple(event(len(all_events) + n) for n in range(count))
+            all_events += new
+            publisher.publish(snapshot(events=new))
+            latest = publisher.latest()
+            assert latest is not None
+            assert latest.events == tuple(all_events[-EVENTS_KEPT:])
+
+
+def test_a_note_is_in_its_place_among_the_events(publisher: Publisher, lines: list[Line]) -> None:
+    publisher.note(event(1))
+    publisher.publish(snapshot(events=(event(2),)))
+    before = publisher.latest()
+    publisher.note(event(3))
+    publisher.publish(snapshot(events=(event(4),)))
+    latest = publisher.latest()
+    assert before is not None
+    assert latest is not None
+    assert [e.at for e in before.events] == [1, 2], "and a snapshot once published stays as it is"
+    assert [e.at for e in latest.events] == [1, 2, 3, 4]
+    assert [line["event"] for line in lines] == [f"event {n}" for n in (1, 2, 3, 4)]
+
+
+# -- the log -----------------------------------------------------------------------------------------
+
+
+def test_an_event_says_what_it_is_about(publisher: Publisher, lines: list[Line]) -> None:
+    lost = Event("gpu-lost", 1.0, "it is 100 % lost: {card} %s", on_gpu("GPU-1"))
+    publisher.publish(snapshot(events=(lost,)))
+    publisher.publish(snapshot())
+    (line,) = lines
+    assert line["event"] == lost.text
+    assert (line["kind"], line["subject"]) == ("gpu-lost", "gpu:GPU-1")
+
+
+def test_an_outcome_is_said_once_for_each_result(publisher: Publisher, lines: list[Line]) -> None:
+    for result in RESULTS:
+        for _ in range(5):
+            publisher.publish(snapshot(outcomes=(outcome(result, "why"),)))
+    assert [line["result"] for line in lines] == list(RESULTS)
+    assert lines[0]["knob"] == "cgroup_cpu_max"
+    assert lines[0]["subject"] == "cgroup:train:/train.service"
+
+
+def test_it_says_why_it_was_wished_and_why_it_was_not_done(
+    publisher: Publisher, lines: list[Line]
+) -> None:
+    wish = Setting(CPU_MAX, SEAT, 1.0, "memory is short", "backpressure/memory")
+    publisher.publish(snapshot(outcomes=(outcome("refused", "no permission"),), plan=Plan((wish,))))
+    assert (lines[0]["why"], lines[0]["became"]) == ("memory is short", "no permission")
+    publisher.publish(snapshot(outcomes=(outcome("in flight", "it is put back"),)))
+    assert (lines[1]["why"], lines[1]["became"]) == ("", "it is put back")
+
+
+def test_a_new_reason_is_said_but_not_one_that_only_counts_on(
+    publisher: Publisher, lines: list[Line]
+) -> None:
+    for seconds in range(30):
+        told = outcome("in flight", f"no answer for {seconds} s")
+        publisher.publish(snapshot(outcomes=(told,)))
+    for number in range(30):
+        told = outcome("contested", f"somebody else keeps setting it, now to {number}.5 100000")
+        publisher.publish(snapshot(outcomes=(told,)))
+    publisher.publish(snapshot(outcomes=(outcome("refused", "permission denied"),)))
+    publisher.publish(snapshot(outcomes=(outcome("refused", "read-only file system"),)))
+    assert [line["result"] for line in lines] == ["in flight", "contested", "refused", "refused"]
+
+
+def test_the_numbers_of_what_is_applied_are_no_news(
+    publisher: Publisher, lines: list[Line]
+) -> None:
+    for number in range(10):
+        told = outcome("applied", f"it reads {number}", float(number))
+        publisher.publish(snapshot(outcomes=(told,)))
+    assert len(lines) == 1
+
+
+def test_an_end_is_said_and_what_begins_again_is_said_again(
+    publisher: Publisher, lines: list[Line]
+) -> None:
+    for _ in range(2):
+        publisher.publish(snapshot(outcomes=(outcome("applied"),)))
+        publisher.publish(snapshot())
+        publisher.publish(snapshot())
+    assert [line["event"] for line in lines] == ["setting", "setting ended"] * 2
+    assert not publisher._said
+
+
+def test_a_change_of_health_is_said_once_in_both_directions(
+    publisher: Publisher, lines: list[Line]
+) -> None:
+    ups: list[bool | None] = [None, True, True, False, False, False, True, True]
+    for second, up in enumerate(ups):
+        why = "" if up else f"has not answered for {second} s"
+        publisher.publish(snapshot(float(second), health=(Health("gpus", up, why),)))
+    assert [(line["event"], line["log_level"]) for line in lines] == [
+        ("cannot read", "warning"),
+        ("reads again", "info"),
+    ]
+    assert lines[1]["down_seconds"] == 3
+
+
+# -- the service manager -----------------------------------------------------------------------------
+
+
+def test_each_snapshot_is_a_sign_of_life(tmp_path: Path) -> None:
+    address = str(tmp_path / "n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(address)
+        manager.setblocking(False)
+        publisher = Publisher(Notify(address))
+        publisher.note(event(1))
+        with pytest.raises(BlockingIOError):
+            manager.recv(100)
+        for _ in range(2):
+            publisher.publish(snapshot())
+            assert manager.recv(100) == b"WATCHDOG=1"
