@@ -16,6 +16,7 @@ import structlog
 import gpuagent
 from gpuagent import act, log, sense
 from gpuagent.act.audit import AuditLog
+from gpuagent.act.books import Books
 from gpuagent.act.ledger import Ledger, boot_id
 from gpuagent.act.reconcile import Reconciler
 from gpuagent.act.restore import Occasion, Report, put_back
@@ -50,6 +51,7 @@ EX_BUG = 70
 
 _FIRST_LOOK_SECONDS = 0.5
 """How long the first decision waits for the cards to be read once."""
+_READY_SECONDS = 60.0
 _NVML_PATIENCE_SECONDS = 5.0
 
 _log = structlog.get_logger()
@@ -105,6 +107,7 @@ class Agent:
             wake=self.wake,
             posture=lambda: self._loop.posture,
             take=self._take_posture,
+            shown=lambda: self._publisher.shown(self._clock.now().mono),
         )
         self._sensors = sense.sensors(
             sense.Means(
@@ -121,7 +124,7 @@ class Agent:
         )
         self._loop = Loop(
             clock=self._clock,
-            sensing=Sensing(self._sensors, self._clock),
+            sensing=Sensing((*self._sensors, Books(self._ledger, self._audit)), self._clock),
             policies=[make(config) for make in POLICIES],
             reconciler=self._reconciler,
             posture=self._first_posture(),
@@ -220,7 +223,7 @@ class Agent:
         return EX_BUG
 
     async def _announce(self) -> None:
-        await self._publisher.first.wait()
+        await self._publisher.shown(float("-inf"), seconds=_READY_SECONDS)
         self._notify.ready(self._status())
         _log.info("ready", mode=self._loop.posture.mode, version=gpuagent.__version__)
 

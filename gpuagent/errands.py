@@ -16,6 +16,7 @@ from gpuagent.model.plan import (
     ReleaseGpus,
     Reload,
     ResumeGpus,
+    Snapshot,
     Unpause,
 )
 from gpuagent.ports import Gpus, Wake
@@ -36,14 +37,19 @@ class Errands:
         wake: Wake,
         posture: Callable[[], Posture],
         take: Callable[[Posture], None],
+        shown: Callable[[], Coroutine[Any, Any, Snapshot | None]],
     ) -> None:
-        """`posture` tells the one in force, `take` replaces it; `reload` reads the configuration."""
+        """`posture` tells the one in force, `take` replaces it; `reload` reads the configuration.
+
+        `shown` waits for the first picture that was made after now; None if none comes soon.
+        """
         self._gpus = gpus
         self._mark = mark
         self._reload = reload
         self._wake = wake
         self._posture = posture
         self._take = take
+        self._shown = shown
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -76,7 +82,11 @@ class Errands:
             if not answer.done():
                 answer.set_exception(error)
             return
+        # Answered once a tick has taken it up: who asks next sees what was just done.
         self._wake("a command is done")
+        picture = await self._shown()
+        if isinstance(command, Pause):
+            said = _paused(picture)
         if not answer.done():
             answer.set_result(said)
 
@@ -86,7 +96,7 @@ class Errands:
                 # Once more: an unpause that came just before it has been carried out since.
                 self._change(paused=True)
                 self._mark.set(by)
-                return "paused: what was changed is being put back, and nothing will be changed"
+                return ""
             case Unpause():
                 self._mark.clear()
                 self._change(paused=False)
@@ -109,3 +119,12 @@ class Errands:
 def _leave_nobody_waiting(answer: "asyncio.Future[str]") -> None:
     if not answer.done():
         answer.set_exception(Unavailable("the agent is starting or stopping; try again"))
+
+
+def _paused(picture: Snapshot | None) -> str:
+    if picture is None:
+        return "paused; the loop has not turned since, so look again with `gpuagent status`"
+    left = sum(o.original is not None for o in picture.outcomes.values())
+    if left:
+        return f"paused: nothing will be changed, and {left} settings are being put back"
+    return "paused: everything is put back, and nothing will be changed"

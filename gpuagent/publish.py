@@ -1,6 +1,7 @@
 """What the agent last saw and did, for every reader, and in the log what changed since."""
 
 import asyncio
+import contextlib
 import re
 from collections import deque
 
@@ -24,14 +25,25 @@ class Publisher:
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
         self._latest: Snapshot | None = None
-        self.first = asyncio.Event()
-        """Set once there is a snapshot."""
+        self._news = asyncio.Event()
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
         self._health = HealthChanges()
         self._said: dict[KnobKey, tuple[str, str]] = {}
 
     def latest(self) -> Snapshot | None:
         return self._latest
+
+    async def shown(self, since: float, *, seconds: float = 2.0) -> Snapshot | None:
+        """The first snapshot of a tick that began after `since` (monotonic seconds).
+
+        None if there is none within `seconds`.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._latest is None or self._latest.state.now.mono <= since:
+                    await self._news.wait()
+                return self._latest
+        return None
 
     def note(self, event: Event) -> None:
         """Add an event that no sensor and no policy has made."""
@@ -43,7 +55,8 @@ class Publisher:
         self._events += snapshot.events
         self._say(snapshot)
         self._latest = msgspec.structs.replace(snapshot, events=tuple(self._events))
-        self.first.set()
+        self._news.set()
+        self._news = asyncio.Event()
         self._notify.watchdog()
 
     def _say(self, snapshot: Snapshot) -> None:

@@ -76,6 +76,7 @@ class Rig:
             wake=self._wake,
             posture=lambda: self.loop.posture,
             take=self._take,
+            shown=lambda: self.publisher.shown(host.clock.now().mono),
         )
         self.loop = Loop(
             clock=host.clock,
@@ -124,10 +125,13 @@ class Rig:
         return snapshot
 
     async def ask(self, command: Command) -> str:
-        """Hand a command in, tick once, and take the answer. Raises what the errand does."""
+        """Hand a command in, tick until it is answered, and return that. Raises as the errand."""
         waiting = asyncio.ensure_future(self.loop.inbox.submit(command))
         await asyncio.sleep(0)
         await self.tick()
+        for _ in range(20):
+            if not waiting.done():
+                await self.tick(0.1)
         return await asyncio.wait_for(waiting, 30)
 
     def _wake(self, why: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from gpuagent.errands import Errands
 from gpuagent.errors import AgentError, ConfigError, Refused, Unavailable
+from gpuagent.model.inventory import on_cgroup
 from gpuagent.model.plan import (
     Command,
     Pause,
@@ -16,8 +17,11 @@ from gpuagent.model.plan import (
     ReleaseGpus,
     Reload,
     ResumeGpus,
+    Snapshot,
     Unpause,
 )
+from gpuagent.model.state import Instant, NodeState, Outcome
+from gpuagent.model.vocab import CPU_MAX
 from gpuagent.starts import PauseMark
 from tests.act.host import Clock
 from tests.fakes.host import FakeGpus
@@ -34,6 +38,7 @@ class Desk:
         self.woken: list[str] = []
         self.reloads: list[str] = []
         self.reload_fails: Exception | None = None
+        self.picture: Snapshot | None = Snapshot(NodeState(Instant(0, 0)), self.posture)
         self.gate: asyncio.Event | None = None
         self.errands = Errands(
             gpus=self.gpus,
@@ -42,6 +47,7 @@ class Desk:
             wake=self.woken.append,
             posture=lambda: self.posture,
             take=self._take,
+            shown=self._shown,
         )
         self.task = asyncio.create_task(self.errands.run())
 
@@ -59,6 +65,9 @@ class Desk:
 
     def _take(self, posture: Posture) -> None:
         self.posture = posture
+
+    async def _shown(self) -> Snapshot | None:
+        return self.picture
 
     async def _reload(self, by: str) -> str:
         self.reloads.append(by)
@@ -85,6 +94,18 @@ async def test_pause_is_in_force_before_anything_else_happens(desk: Desk) -> Non
     assert "paused" in await answer
     assert desk.mark.read() == "uid 0"
     assert desk.woken == ["a command is done"]
+
+
+async def test_pause_says_what_is_still_to_be_put_back(desk: Desk) -> None:
+    assert "everything is put back" in await desk.do(Pause("uid 0"))
+    subject = on_cgroup("train", "/train", 1)
+    held = Outcome(CPU_MAX, subject, None, 0.5, float("inf"), "in flight", "", 0)
+    desk.picture = Snapshot(
+        NodeState(Instant(0, 0)), desk.posture, outcomes={(CPU_MAX, subject): held}
+    )
+    assert "1 settings are being put back" in await desk.do(Pause("uid 0"))
+    desk.picture = None
+    assert "look again" in await desk.do(Pause("uid 0"))
 
 
 async def test_pause_outlives_the_run_and_unpause_ends_it(desk: Desk) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from gpuagent.config import Power
+from gpuagent.config import Found, Power
 from gpuagent.decide.backpressure import Memory
 from gpuagent.model.plan import Pause, Plan, Unpause
 from gpuagent.model.state import Event, Sensed
@@ -14,7 +14,7 @@ from gpuagent.ports import KernelXid
 from gpuagent.publish import EVENTS_KEPT
 from tests.decide.world import CARD, GIB
 from tests.fakes.host import Host, Scripted
-from tests.rig import CONFIG, Rig
+from tests.rig import CONFIG, RULES, Rig
 
 DAY = 86_400.0
 EPISODE = 600.0
@@ -67,6 +67,10 @@ async def trouble(rig: Rig, number: int) -> None:
         await rig.ask(Pause("test"))
         assert host.cpu_max(name) == FREE
         await rig.ask(Unpause("test"))
+    if number % 24 == 1:  # so long that its lever is given up
+        snapshot = await rig.press(75, pid=pid)
+        assert {o.result for o in snapshot.outcomes.values()} >= {"ineffective"}
+        assert host.cpu_max(name) == FREE
     if number % 5 == 0:
         host.gpus.limits[CARD] = 700.0
     await rig.run(3)
@@ -77,7 +81,9 @@ async def trouble(rig: Rig, number: int) -> None:
 async def test_nothing_grows_over_a_day(tmp_path: Path) -> None:
     host = Host()
     host.arrive("serve", 10)
-    config = msgspec.structs.replace(CONFIG, power=Power(budget=500.0))
+    config = msgspec.structs.replace(
+        CONFIG, tenants=RULES[:1], found=Found(hold_back=True), power=Power(budget=500.0)
+    )
     after: list[dict[str, int]] = []
     with structlog.testing.capture_logs():
         async with Rig(tmp_path, host, config) as rig:

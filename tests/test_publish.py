@@ -1,5 +1,6 @@
 """The latest snapshot with its events, and the log: each change once."""
 
+import asyncio
 import socket
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
@@ -71,13 +72,27 @@ def publisher() -> Publisher:
 
 def test_before_the_first_tick_there_is_nothing(publisher: Publisher) -> None:
     assert publisher.latest() is None
-    assert not publisher.first.is_set()
     given_one = snapshot(1.0)
     publisher.publish(given_one)
-    assert publisher.first.is_set()
     latest = publisher.latest()
     assert latest is not None
     assert latest.state is given_one.state
+
+
+async def test_a_reader_can_wait_for_a_tick_that_began_after_now(publisher: Publisher) -> None:
+    publisher.publish(snapshot(1.0))
+    waiting = asyncio.ensure_future(publisher.shown(1.5))
+    for at in (1.2, 1.5, 2.0):
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        publisher.publish(snapshot(at))
+    shown = await waiting
+    assert shown is not None
+    assert shown.state.now.mono == 2.0
+
+
+async def test_but_not_for_ever(publisher: Publisher) -> None:
+    assert await publisher.shown(0.0, seconds=0.01) is None
 
 
 @given(st.lists(st.integers(0, 400), max_size=12))

@@ -1,8 +1,10 @@
 """What one run leaves for the next: crashes counted, a pause kept, files written whole or not."""
 
+import contextlib
 import os
 import resource
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -178,18 +180,15 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
 # -- replacing a file --------------------------------------------------------------------------------
 
 
-class room_for:  # noqa: N801  (reads as the condition it is)
-    """While inside, a file of this process cannot grow beyond so many bytes."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __enter__(self) -> None:
-        self._before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self._size, self._before[1]))
-
-    def __exit__(self, *args: object) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, self._before)
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """While inside, no file of this process can grow beyond so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_file_is_replaced_whole_and_for_root_only(tmp_path: Path) -> None:

@@ -27,11 +27,10 @@ def candidates(state: NodeState, cause: Cause) -> list[Tenant]:
     if cause.kind == "memory" and not any(parts.values()):
         # The card grows, yet none of its processes does: the driver does not say whose it is.
         parts = dict.fromkeys(parts)
-    ranked = sorted(
+    return sorted(
         (t for t in near if may_be_held(t) and parts[t.name] != 0),
         key=lambda t: (-t.level, -(parts[t.name] or 0.0), -_held_bytes(state, cause, t), t.name),
     )
-    return ranked
 
 
 def _near(state: NodeState, cause: Cause) -> Iterator[Tenant]:

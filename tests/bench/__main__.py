@@ -6,6 +6,7 @@ Exit code 1 if a figure is beyond its limit or could not be measured.
 import argparse
 import os
 import platform
+import signal
 import sys
 import time
 import traceback
@@ -48,6 +49,8 @@ def _measure(name: str, pace: Pace) -> Group:
 
 def main() -> int:
     options = _options()
+    # Whatever was started is ended: the contexts unwind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     began = time.monotonic()
     groups = [_measure(name, Pace(options.quick)) for name in options.only or GROUPS]
     machine = f"{os.cpu_count()} CPUs, Python {platform.python_version()}"

@@ -26,7 +26,10 @@ def measure(pace: Pace) -> Iterator[Row]:
 
 
 def _cpu(here: Scene, pid: int, pace: Pace) -> Iterator[Row]:
-    """The storm goes on before the window begins, and the window sees a scrape each ten seconds."""
+    """The storm is on before the window begins, and the window sees a scrape each ten seconds.
+
+    One tenant of the configuration is absent, so that the agent looks at execs: the dearer case.
+    """
     child = child_of(pid, NVML_CHILD)
     seconds = pace.seconds(24)
     with storm(_STARTS_PER_SECOND) as weather:
@@ -44,8 +47,23 @@ def _cpu(here: Scene, pid: int, pace: Pace) -> Iterator[Row]:
         3.0,
         f"64 processes; over {seconds:.0f} s, one scrape in 10 s",
     )
-    yield Row("  of it the NVML child", reader, "% of a core")
-    yield Row("  process starts, as it turned out", weather.per_second, "1/s")
+    yield Row("CPU of the NVML child alone", reader, "% of a core")
+    yield Row("process starts meanwhile", weather.per_second, "1/s")
+    yield from _all_present(here, pid, pace)
+
+
+def _all_present(here: Scene, pid: int, pace: Pace) -> Iterator[Row]:
+    """The same once every tenant of the configuration has begun: no exec is listened for then."""
+    last = here.stage.tenant("absent.service")
+    here.stage.cards[0].add_process(last.pid, memory_bytes=1 << 30)
+    seconds = pace.seconds(12)
+    with storm(_STARTS_PER_SECOND):
+        time.sleep(5)
+        window = CpuWindow(pid)
+        time.sleep(seconds)
+        percent = window.percent()
+    name = "CPU of all our processes, the same with no configured tenant absent"
+    yield Row(name, percent, "% of a core", note=f"over {seconds:.0f} s")
 
 
 def _beside_exporter(here: Scene, pid: int, pace: Pace) -> Iterator[Row]:

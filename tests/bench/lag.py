@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from gpuagent import log
 from gpuagent.act.statedir import hold
@@ -59,15 +60,17 @@ async def _with_agent(config: str, lags: Lags) -> None:
 
 
 class Lagging:
-    """Such a process."""
+    """Such a process. Use as a context: it does not outlive it."""
 
     def __init__(
         self, folder: Path, config: str = "", env: Mapping[str, str] | None = None
     ) -> None:
-        self._out = folder / f"lag-{'agent' if config else 'alone'}.json"
+        name = "agent" if config else "alone"
+        self._out = folder / f"lag-{name}.json"
+        self._log = folder / f"lag-{name}.log"
         arguments = [str(self._out), *([config] if config else [])]
-        with (folder / "lag.log").open("ab") as said:
-            self.process = subprocess.Popen(
+        with self._log.open("wb") as said:
+            self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.bench.lag", *arguments],
                 env={**os.environ, **(env or {})},
                 stdout=said,
@@ -75,10 +78,18 @@ class Lagging:
             )
 
     def end(self) -> Lags:
-        """End it; what it has seen."""
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(30)
+        """End it; what it has seen. RuntimeError, with its last words, where it failed."""
+        self._process.send_signal(signal.SIGTERM)
+        if self._process.wait(30):
+            raise RuntimeError(self._log.read_text(errors="replace")[-500:])
         return [(due, late) for due, late in json.loads(self._out.read_text())]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 def main(out: str, config: str = "") -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
@@ -69,19 +70,19 @@ def command(arguments: Sequence[str], environment: Mapping[str, str]) -> Spent:
     The peak is looked for every few milliseconds: wait4(2) would tell at least our own, which the
     kernel passes on to whatever a process executes.
     """
-    began = time.monotonic()
-    process = subprocess.Popen(
-        arguments, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    with process:
-        peak = 0.0
-        while process.poll() is None:
-            peak = max(peak, _peak_mib(process.pid))
-            time.sleep(0.003)
+    with tempfile.TemporaryFile() as said:
+        began = time.monotonic()
+        with subprocess.Popen(
+            arguments, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=said
+        ) as process:
+            peak = 0.0
+            while process.poll() is None:
+                peak = max(peak, _peak_mib(process.pid))
+                time.sleep(0.003)
         seconds = time.monotonic() - began
-        assert process.stderr is not None
         if process.returncode:
-            raise RuntimeError(f"{arguments}: {process.stderr.read().decode(errors='replace')}")
+            said.seek(0)
+            raise RuntimeError(f"{arguments}: {said.read().decode(errors='replace')}")
     return Spent(seconds, peak)
 
 

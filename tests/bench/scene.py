@@ -37,7 +37,6 @@ format = "json"
 [backpressure]
 cpu_pressure_high = "100%"
 cpu_pressure_clear = "99%"
-{settings}
 [[tenants]]
 name = "absent"
 sla = "L1"
@@ -135,10 +134,8 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene(
-    *, cards: int, tenants: int, processes: int = 0, tick: str = "1s", settings: str = ""
-) -> Iterator[Scene]:
-    """`settings` is TOML for the middle of the file. Everything ends with the context."""
+def scene(*, cards: int, tenants: int, processes: int = 0, tick: str = "1s") -> Iterator[Scene]:
+    """Everything ends with the context."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         Stage(Path(folder), [H100_80GB] * cards) as stage,
@@ -146,7 +143,7 @@ def scene(
         here = Scene(stage, free_port())
         try:
             here.populate(tenants, max(processes, tenants))
-            text = _CONFIG.format(folder=folder, port=here.port, tick=tick, settings=settings)
+            text = _CONFIG.format(folder=folder, port=here.port, tick=tick)
             for number, unit in enumerate(stage.tenants):
                 name = unit.removesuffix(".service")
                 text += _TENANT.format(name=name, level=LEVELS[number % len(LEVELS)])

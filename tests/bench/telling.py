@@ -39,22 +39,22 @@ def _latency(what: str, scrapes: Scrapes, *, budget: float, fails_above: float) 
         fails_above,
         f"{len(scrapes.fresh)} scrapes that met a new snapshot, {_TICK} ticks, gzip",
     )
-    yield Row(f"  its series, {what}", scrapes.series, note=f"{scrapes.size_bytes / 1e3:.0f} kB")
+    yield Row(f"series, {what}", scrapes.series, note=f"{scrapes.size_bytes / 1e3:.0f} kB")
 
 
 def _lag(here: Scene, pace: Pace) -> Iterator[Row]:
     """The whole agent with a task in its loop that is due every 5 ms, and an empty loop beside it."""
     folder, seconds = here.stage.folder, pace.seconds(24)
-    agent = Lagging(folder, str(here.stage.config), here.stage.driver.env)
-    alone = Lagging(folder)
-    try:
+    with (
+        Lagging(folder, str(here.stage.config), here.stage.driver.env) as agent,
+        Lagging(folder) as alone,
+    ):
         until("the agent answers", lambda: answers(here.port, "/readyz"))
         with here.working():
             time.sleep(pace.seconds(_WARM_UP_SECONDS))
             began = time.monotonic()
             scrapes = scrape.scrape(here.port, per_second=1.0, seconds=seconds)
             ended = time.monotonic()
-    finally:
         seen, machine = agent.end(), alone.end()
     late, floor = _within(seen, began, ended), _within(machine, began, ended)
     yield Row(
@@ -65,8 +65,13 @@ def _lag(here: Scene, pace: Pace) -> Iterator[Row]:
         25.0,
         f"{len(late)} turns of {1e3 * EVERY_SECONDS:.0f} ms, {len(scrapes.seconds)} scrapes",
     )
-    yield Row("  its worst", 1e3 * max(late), "ms")
-    yield Row("  p99 of an empty loop at the same time", 1e3 * p99(floor), "ms", note="the machine")
+    yield Row("event-loop lag, worst", 1e3 * max(late), "ms")
+    yield Row(
+        "event-loop lag p99, an empty loop at the same time",
+        1e3 * p99(floor),
+        "ms",
+        note="the machine",
+    )
 
 
 def _within(lags: Lags, began: float, ended: float) -> list[float]:

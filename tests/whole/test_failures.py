@@ -211,6 +211,7 @@ def test_with_a_full_disk_from_the_start_nothing_is_changed(host: Host, small: P
     assert host.untouched()
     knobs = {k["knob"]: k for k in daemon.client.explain("train")["knobs"]}
     assert knobs["cgroup_cpu_max"]["result"] == "refused"
+    until("the ledger is down", lambda: "recorded" in sensor(daemon, "ledger")["why"])
 
 
 def test_a_state_directory_that_is_a_file_is_a_clear_error(tmp_path: Path) -> None:
@@ -384,7 +385,7 @@ def test_a_daemon_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path)
     with Stage(tmp_path) as stage:
         for _ in range(3):
             daemon = stage.daemon()
-            until("it has begun", lambda: (tmp_path / "state" / "lock").exists())
+            until("it has begun", (tmp_path / "state" / "lock").exists)
             daemon.process.terminate()
             daemon.process.wait(20)
         assert not stage.driver.holders
