@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Awaitable
+from typing import NoReturn
 
 import msgspec
 import structlog
@@ -77,6 +79,8 @@ class Agent:
         self._audit = AuditLog(state_dir)
         self._recorder = FlightRecorder()
         self._stopping = asyncio.Event()
+        self._reading = asyncio.Lock()
+        """One reload at a time, so that the file that was read last is the one in force."""
 
         cgroups = CgroupTree(config.paths.cgroup_root)
         self._events = ProcessEvents(wake=self.wake, clock=self._clock)
@@ -254,6 +258,10 @@ class Agent:
 
     async def _reload(self, by: str) -> str:
         """Read the configuration file again; a broken one changes nothing. Raises ConfigError."""
+        async with self._reading:
+            return await self._reload_alone(by)
+
+    async def _reload_alone(self, by: str) -> str:
         self._notify.reloading(self._clock.now().mono)
         try:
             loaded = await asyncio.to_thread(load, self._loaded.path)
@@ -341,14 +349,18 @@ class Agent:
             replace_file(f"{base}-memories.txt", memories.encode("utf-8", "replace"))
 
 
-def run(config_path: str) -> int:
-    """The daemon. Raises ConfigError, and Refused where another agent runs or nothing can be kept."""
+def run(config_path: str) -> NoReturn:
+    """The daemon, which ends the process. Raises ConfigError, and Refused where another agent runs or nothing can be kept."""
     loaded = load(config_path)
     log.setup(level=loaded.config.log.level, form=loaded.config.log.format)
     for warning in loaded.warnings:
         _log.warning("configuration", why=warning)
     with hold(loaded.config.paths.state_dir):
-        return asyncio.run(_run(loaded))
+        code = asyncio.Runner().run(_run(loaded))
+        # All is put back. A thread that hangs in a call to the host must not keep us from ending, as
+        # closing the loop, which waits for its threads, would let it.
+        sys.stderr.flush()
+        os._exit(code)
 
 
 async def _run(loaded: Loaded) -> int:

@@ -23,8 +23,8 @@ class Starts:
     """Counts runs that ended without saying so, within this boot.
 
     The third within ten minutes means that something we do brings us down again and again: the next
-    run only observes (DESIGN 9). A file that cannot be read or written counts nothing and stops
-    nobody.
+    run only observes (DESIGN 9), until somebody stops it cleanly. A file that cannot be read or
+    written counts nothing and stops nobody.
     """
 
     def __init__(self, directory: str, boot: str) -> None:
@@ -33,7 +33,7 @@ class Starts:
         self._book = _Book(boot)
 
     def begin(self, now: float) -> int:
-        """Note that a run begins; how many crashes there were within the window, this one's too."""
+        """Note that a run begins; how many crashes in a row led to it within the window."""
         known = self._read()
         if known.boot == self._boot:
             recent = [c for c in known.crashes if 0 <= now - c <= CRASH_WINDOW_SECONDS]
@@ -43,8 +43,9 @@ class Starts:
         return len(self._book.crashes)
 
     def end(self) -> None:
-        """Note that this run ended as it should."""
+        """Note that this run ended as it should: the crashes before it are over with."""
         self._book.running = False
+        self._book.crashes = []
         self._write()
 
     def _read(self) -> _Book:

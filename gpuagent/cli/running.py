@@ -19,12 +19,11 @@ def daemon() -> None:
 
     path = absolute(Options.current().config)
     try:
-        code = run(path)
+        run(path)
     except ConfigError as error:
         raise Failure(Exit.USAGE, str(error)) from error
     except AgentError as error:
         raise Failure(Exit.PROBLEM, str(error)) from error
-    click.get_current_context().exit(code)
 
 
 @click.command(epilog=CODES)

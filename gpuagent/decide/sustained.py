@@ -50,11 +50,12 @@ class Sustained(msgspec.Struct, frozen=True):
         return Sustained(self.on != switch, now if switch else self.since, samples)
 
     def complete_at(self, now: float, *, hold: float, within: float) -> float | None:
-        """When it will switch if nothing changes; None if the newest sample does not ask for it."""
+        """When it will switch if nothing changes; None if only a newer sample can bring that about."""
         goal = Verdict.CLEAR if self.on else Verdict.HIGH
         if not self.samples or self.samples[-1][1] is not goal:
             return None
-        return now + max(hold - _held(self.samples, goal, now - within, now), 0.0)
+        left = hold - _held(self.samples, goal, now - within, now)
+        return now + left if left > 0 else None
 
 
 def _held(
