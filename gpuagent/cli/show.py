@@ -67,7 +67,7 @@ _SYMBOLS = {
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if value == int(value) else f"{value:.2f}".rstrip("0")
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def seconds(value: float | None) -> str:

@@ -129,7 +129,8 @@ class CgroupTree:
             if broken.errno == errno.ENOENT and self._still(folder, path):
                 raise Unsupported(
                     f"{self._place(path, file)}: no such control file; its controller is not "
-                    "enabled in the parent's cgroup.subtree_control"
+                    "enabled in the parent's cgroup.subtree_control (for a systemd unit, "
+                    "`systemctl set-property UNIT CPUWeight=100` has it enabled)"
                 ) from broken
             raise _translated(broken, self._place(path, file)) from broken
         if not stat.S_ISREG(os.fstat(fd).st_mode):

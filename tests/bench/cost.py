@@ -56,7 +56,7 @@ def _all_present(here: Scene, pid: int, pace: Pace) -> Iterator[Row]:
     """The same once every tenant of the configuration has begun: no exec is listened for then."""
     last = here.stage.tenant("absent.service")
     here.stage.cards[0].add_process(last.pid, memory_bytes=1 << 30)
-    seconds = pace.seconds(12)
+    seconds = pace.seconds(10)
     with storm(_STARTS_PER_SECOND):
         time.sleep(5)
         window = CpuWindow(pid)
@@ -72,7 +72,7 @@ def _beside_exporter(here: Scene, pid: int, pace: Pace) -> Iterator[Row]:
     theirs: list[float] = []
     our_scrapes: list[float] = []
     their_scrapes: list[float] = []
-    seconds = pace.seconds(8)
+    seconds = pace.seconds(7)
     with exporter(here) as (peer, port):
         scrape.get(port, "/metrics")
         for _ in range(2):
