@@ -104,9 +104,11 @@ class Backpressure(msgspec.Struct, frozen=True):
     temperature_clear: Celsius = 75.0
     """Temperature at which that cause ends."""
     cpu_pressure_high: Ratio = 0.40
-    """Share of time in which tasks wait for a CPU (PSI some avg10) that is a cause."""
+    """Share of time in which tasks wait for a CPU (PSI some avg10) that is a cause ..."""
+    cpu_busy: Ratio = 0.90
+    """... if the CPUs are this busy too; waiting for a quota is no shortage of CPUs."""
     cpu_pressure_clear: Ratio = 0.25
-    """Share at which that cause ends."""
+    """Share of waiting at which that cause ends."""
     hold: Seconds = 2.0
     """A condition must have held for this long ..."""
     within: Seconds = 3.0

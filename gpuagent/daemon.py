@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import NoReturn
 
 import msgspec
@@ -54,7 +54,6 @@ EX_BUG = 70
 _FIRST_LOOK_SECONDS = 0.5
 """How long the first decision waits for the cards to be read once."""
 _READY_SECONDS = 60.0
-_NVML_PATIENCE_SECONDS = 5.0
 
 _log = structlog.get_logger()
 
@@ -79,6 +78,7 @@ class Agent:
         self._audit = AuditLog(state_dir)
         self._recorder = FlightRecorder()
         self._stopping = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
         self._reading = asyncio.Lock()
         """One reload at a time, so that the file that was read last is the one in force."""
 
@@ -160,6 +160,7 @@ class Agent:
         """Until SIGTERM or SIGINT. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         code = EX_BUG
         async with asyncio.TaskGroup() as host:
             # These outlive the loop: what it has changed is put back through them.
@@ -179,11 +180,11 @@ class Agent:
         crashes = self._starts.begin(self._clock.now().mono)
         demoted = crashes >= CRASHES_TO_OBSERVE
         if demoted:
-            why = f"{crashes} crashes within ten minutes: see crash-*.txt in the state directory"
+            why = f"{crashes} crashes within ten minutes; the log says more of each"
             self._take_posture(msgspec.structs.replace(self._loop.posture, demoted=why))
             self._event("demoted", f"only observing, although configured to enforce: {why}")
         elif crashes:
-            self._event("crash", "the run before this one ended without putting anything back")
+            self._event("crash", "the run before this one ended without a clean stop")
         for problem in self._ledger.problems:
             self._event("ledger-damaged", problem)
         await _within(self._gpus.settled(), _FIRST_LOOK_SECONDS)
@@ -200,28 +201,32 @@ class Agent:
                 for part in (self._server, self._errands, self._loop):
                     group.create_task(part.run())
                 group.create_task(self._announce())
-                asyncio.get_running_loop().add_signal_handler(
-                    signal.SIGHUP, lambda: group.create_task(self._on_hangup())
-                )
                 group.create_task(self._until_stopped())
+                self._group = group
         except* _Stop:
             pass
-        except* Violation as failure:
-            code = self._failed(failure)
-        except* AgentError as failure:
-            for error in failure.exceptions:
-                _log.error("cannot run", why=str(error))
-            code = EX_FAILED
-        except* Exception as failure:  # noqa: BLE001  (the outermost frame: a bug ends the run)
-            code = self._failed(failure)
+        finally:
+            self._group = None
         return code
 
     async def _until_stopped(self) -> None:
         await self._stopping.wait()
         raise _Stop
 
-    def _failed(self, failure: ExceptionGroup[Exception]) -> int:
-        """A bug ends the run: what led to it is kept, and the next run is told (DESIGN 9)."""
+    def failed(self, failure: BaseExceptionGroup[Exception]) -> int:
+        """What ended the run is said, and what led to it is kept. Returns the exit code.
+
+        What we refuse before the agent was ready (a socket in use) is for a person to mend; anything
+        else is a fault, after which starting again may help (DESIGN 9).
+        """
+        _, faults = failure.split(
+            lambda e: isinstance(e, AgentError) and not isinstance(e, Violation)
+        )
+        if faults is None and self._publisher.latest() is None:
+            for error in _leaves(failure):
+                _log.error("cannot run", why=str(error))
+            self._starts.end()
+            return EX_FAILED
         _log.error("a part of the agent has failed; everything is put back", exc_info=failure)
         self._dump()
         return EX_BUG
@@ -252,7 +257,11 @@ class Agent:
 
     # -- commands ------------------------------------------------------------------------------------
 
-    async def _on_hangup(self) -> None:
+    def _on_hangup(self) -> None:
+        if self._group is not None:  # else the file has just been read
+            self._group.create_task(self._reload_for_signal())
+
+    async def _reload_for_signal(self) -> None:
         with contextlib.suppress(AgentError):  # logged where it was found
             await self._loop.inbox.submit(Reload(by="SIGHUP"))
 
@@ -265,14 +274,14 @@ class Agent:
         self._notify.reloading(self._clock.now().mono)
         try:
             loaded = await asyncio.to_thread(load, self._loaded.path)
+            restart = changed_needs_restart(self._loaded.config, loaded.config)
+            self._apply(loaded)
         except ConfigError as error:
             self._take_posture(msgspec.structs.replace(self._loop.posture, config_error=str(error)))
             _log.error("reload refused; the running configuration stays in force", why=str(error))
             raise
         finally:
             self._notify.ready(self._status())
-        restart = changed_needs_restart(self._loaded.config, loaded.config)
-        self._apply(loaded)
         self._event("reloaded", f"configuration {loaded.path} read again for {by}")
         late = f"; in force after a restart: {', '.join(restart)}" if restart else ""
         return f"configuration {loaded.path} is in force{late}"
@@ -320,11 +329,14 @@ class Agent:
 
     def _take_posture(self, posture: Posture) -> None:
         self._loop.posture = posture
+        self._notify.status(self._status())
         self._loop.wake("the posture has changed")
 
     def _status(self) -> str:
         posture = self._loop.posture
-        doing = "paused" if posture.paused else posture.mode
+        doing: str = "paused" if posture.paused else posture.mode
+        if posture.demoted:
+            doing = f"observe, after crashes; configured to {posture.mode}"
         return f"{doing}; configuration is broken" if posture.config_error else doing
 
     def _event(self, kind: str, text: str) -> None:
@@ -364,52 +376,21 @@ def run(config_path: str) -> NoReturn:
 
 
 async def _run(loaded: Loaded) -> int:
-    return await Agent(loaded).run()
-
-
-def restore(config_path: str, *, rescue: bool) -> Report:
-    """Put back what the ledger holds, without a daemon: all of it, or after a crash what must be.
-
-    A configuration that cannot be read does not keep anything from being put back: the default
-    paths are used then. Raises Refused while a daemon runs, Corrupt where there is no ledger to read.
-    """
+    agent = Agent(loaded)
+    code = EX_BUG
     try:
-        config = load(config_path).config
-    except ConfigError as error:
-        _log.warning("configuration unreadable: using the default paths", why=str(error))
-        config = Config()
-    with hold(config.paths.state_dir):
-        return asyncio.run(_restore(config, Occasion.RESCUE if rescue else Occasion.BY_HAND))
+        code = await agent.run()
+    except* Exception as failure:  # noqa: BLE001  (the outermost frame: a fault ends the run)
+        code = agent.failed(failure)
+    return code
 
 
-async def _restore(config: Config, occasion: Occasion) -> Report:
-    clock = SystemClock()
-    ledger = Ledger(config.paths.state_dir)
-    audit = AuditLog(config.paths.state_dir)
-    gpus = NvmlGpus(
-        settings=config.nvml, library=config.paths.nvml_library, clock=clock, wake=lambda _: None
-    )
-    means = act.Means(
-        cgroups=CgroupTree(config.paths.cgroup_root),
-        gpus=gpus,
-        cpu_period_seconds=config.backpressure.cpu_period,
-    )
-    reading = asyncio.ensure_future(gpus.run())
-    try:
-        if any(e.subject.gpu for e in ledger.entries.values()):
-            await _within(gpus.settled(), _NVML_PATIENCE_SECONDS)
-        return await put_back(
-            ledger=ledger,
-            actuators=act.actuators(means),
-            occasion=occasion,
-            clock=clock,
-            audit=audit,
-        )
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        await ledger.close()
-        await asyncio.to_thread(audit.close)
+def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 async def _within(waiting: Awaitable[None], seconds: float) -> None:

@@ -50,6 +50,8 @@ class Errands:
         self._posture = posture
         self._take = take
         self._shown = shown
+        self._marking = asyncio.Lock()
+        """Marks are written off the loop, and in the order in which they were asked for."""
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -93,17 +95,20 @@ class Errands:
     async def _do(self, command: Command) -> str:
         match command:
             case Pause(by=by):
-                # Once more: an unpause that came just before it has been carried out since.
-                self._change(paused=True)
-                self._mark.set(by)
+                async with self._marking:
+                    # Once more: an unpause that came just before it has been carried out since.
+                    self._change(paused=True)
+                    await asyncio.to_thread(self._mark.set, by)
                 return ""
             case Unpause():
-                self._mark.clear()
-                self._change(paused=False)
+                async with self._marking:
+                    await asyncio.to_thread(self._mark.clear)
+                    self._change(paused=False)
                 return f"no longer paused; the configured mode is {self._posture().mode}"
             case Reload(by=by):
                 return await self._reload(by)
             case ReleaseGpus():
+                # Even if a child hangs and keeps a handle: from here on nothing more is read.
                 self._change(released=True)
                 await self._gpus.release()
                 return "the driver is let go of; `gpuagent resume` takes it up again"

@@ -82,12 +82,13 @@ class Loop:
         for letter in self.inbox.drain():
             self._obey(letter)
         sensed = await self._sensing.read(now, self._state)
-        frame = Frame(now, sensed, self._reconciler.outcomes(), self._sensing.health)
+        acts = self.posture.acts
+        frame = Frame(now, sensed, self._reconciler.outcomes(), self._sensing.health, acts)
         self._recorder.before(self._state, self._memories, frame)
         self._state = fold(self._state, frame)
         decisions = self._decide(self._state)
         plan = merge((s for d in decisions for s in d.settings), self._state)
-        await self._reconciler.drive(plan, acts=self.posture.acts, now=now)
+        await self._reconciler.drive(plan, acts=acts, now=now)
         return self._tell(now, plan, decisions)
 
     def _decide(self, state: NodeState) -> list[Decision]:
@@ -106,14 +107,16 @@ class Loop:
         self._stats = msgspec.structs.replace(
             self._stats, ticks=self._stats.ticks + 1, tick_seconds=took
         )
+        outcomes = {(o.knob, o.subject): o for o in self._reconciler.outcomes()}
         snapshot = Snapshot(
             state=self._state,
             posture=self.posture,
             plan=plan,
-            outcomes={(o.knob, o.subject): o for o in self._reconciler.outcomes()},
-            holds=tuple(h for d in decisions for h in d.holds),
+            outcomes=outcomes,
+            holds=tuple(h.with_effect(outcomes) for d in decisions for h in d.holds),
             causes=tuple(c for d in decisions for c in d.causes),
             actions=dict(self._reconciler.actions),
+            outside_changes=dict(self._reconciler.outside_changes),
             events=(*self._state.events, *(e for d in decisions for e in d.events)),
             stats=self._stats,
         )
@@ -127,12 +130,15 @@ class Loop:
             due = min(due, self._look_again)
         closest = began + CLOSEST_SECONDS
         now = self._clock.now().mono
+        late = now - due
         due = max(due, closest, now)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(due - now):
                 await self._woken.wait()
         self._woken.clear()
         now = self._clock.now().mono
-        self._stats = msgspec.structs.replace(self._stats, lag_seconds=max(now - due, 0.0))
+        # A tick that took longer than it may is as late as it overran, not on time again.
+        lag = max(now - due, late, 0.0)
+        self._stats = msgspec.structs.replace(self._stats, lag_seconds=lag)
         if now < closest:
             await self._clock.sleep(closest - now)

@@ -32,7 +32,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "sense": SHELL,
     "act": SHELL,
     "decide": VALUES,
-    "expose": BASE | {"ports", "clock", "log"},
+    # quantities: the one place that says what a loopback address is.
+    "expose": BASE | {"ports", "quantities", "clock", "log"},
     "sensing": BASE | {"ports", "clock"},
     "inbox": BASE | {"ports"},
     "record": BASE | {"ports", "decide"},
@@ -41,6 +42,7 @@ ALLOWED: dict[str, set[str] | None] = {
     "errands": BASE | {"ports", "inbox", "starts"},
     "publish": BASE | {"log", "host"},
     "daemon": ANYTHING,
+    "rescue": ANYTHING,
     "cli": ANYTHING,
     "__main__": ANYTHING,
     "__init__": set(),

@@ -1,13 +1,15 @@
 """A recorded list of frames turns into exactly the same plans again, also after a trip to disk."""
 
+import msgspec
 import pytest
 
 from gpuagent.config import Config, Power
 from gpuagent.decide import POLICIES
 from gpuagent.decide.backpressure import Backpressure
 from gpuagent.errors import Corrupt
-from gpuagent.model.inventory import Level
+from gpuagent.model.inventory import Level, Process
 from gpuagent.model.plan import Plan
+from gpuagent.model.state import Frame, Instant, NodeState, Sensed
 from gpuagent.record import FlightRecorder, decode, encode, replay
 from tests.decide.world import GIB, World, gpu, tenant
 
@@ -72,13 +74,46 @@ def test_junk_is_refused() -> None:
         decode(b"\x93junk")
 
 
+def sparse(w: World) -> list[Frame]:
+    """As the daemon's frames are: the cards are said once, the tenants every time."""
+    first, *rest = w.frames
+    return [
+        first,
+        *(
+            msgspec.structs.replace(
+                f, sensed=tuple(msgspec.structs.replace(s, gpus=None) for s in f.sensed)
+            )
+            for f in rest
+        ),
+    ]
+
+
 def test_the_flight_recorder_is_bounded_and_its_dump_replays() -> None:
     w = recording()
-    recorder = FlightRecorder(readings=200)
-    for frame in w.frames:
+    recorder = FlightRecorder(values=300)
+    for frame in sparse(w):
         recorder.before(w.state, {"backpressure": w.memory}, frame)
     data, memories = recorder.dump()
     kept = decode(data)
     assert 1 < len(kept) < len(w.frames)
-    assert kept == w.frames[-len(kept) :]
+    assert [f.now for f in kept] == [f.now for f in w.frames[-len(kept) :]]
     assert "backpressure: Memory(" in memories
+    last = replay(kept, [make(CONFIG) for make in POLICIES])[-1]
+    assert [s.knob.name for s in last.settings] == ["gpu_power_limit"]
+    assert last.settings == plans(w)[-1].settings
+
+
+def test_many_processes_fill_the_recorder_once_not_every_tick() -> None:
+    crowd = msgspec.structs.replace(
+        tenant("train"),
+        processes=tuple(Process(p, p, 1, 0, "root", "x", "/x", "/t") for p in range(500)),
+    )
+    same, other = (crowd,), (msgspec.structs.replace(crowd, since=1.0),)
+    still, churning = FlightRecorder(values=2000), FlightRecorder(values=2000)
+    for number in range(400):
+        now = Instant(float(number), 0.0)
+        still.before(NodeState(now), {}, Frame(now, (Sensed(tenants=same),)))
+        said = same if number % 2 else other
+        churning.before(NodeState(now), {}, Frame(now, (Sensed(tenants=said),)))
+    assert len(decode(still.dump()[0])) == 400
+    assert len(decode(churning.dump()[0])) <= 5

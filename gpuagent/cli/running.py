@@ -38,7 +38,7 @@ def restore(*, rescue: bool) -> None:
 
     Refused while it runs: use `gpuagent pause` then.
     """
-    from gpuagent.daemon import restore as put_back
+    from gpuagent.rescue import restore as put_back
 
     options = Options.current()
     setup(level="warning")

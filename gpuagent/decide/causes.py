@@ -13,6 +13,7 @@ from gpuagent.model.vocab import (
     GPU_MEMORY_TOTAL_BYTES,
     GPU_MEMORY_USED_BYTES,
     GPU_TEMPERATURE_CELSIUS,
+    NODE_CPU_BUSY_RATIO,
     NODE_CPU_PRESSURE_RATIO,
     Signal,
 )
@@ -100,17 +101,30 @@ def _temperature(state: NodeState, law: Backpressure, gpu: Gpu) -> Iterator[Samp
 
 
 def _cpu(state: NodeState, law: Backpressure) -> Iterator[Sample]:
+    """Tasks wait *and* the CPUs are busy.
+
+    Pressure alone will not do: PSI counts a task that cpu.max holds back as waiting, also on an idle
+    host, so that a quota of ours, or of any container, would be a cause.
+    """
     read = state.reading(NODE_CPU_PRESSURE_RATIO, NODE)
-    if read is not None:
-        yield Sample(
-            "cpu",
-            NODE,
-            read.at,
-            _between(read.value, law.cpu_pressure_high, law.cpu_pressure_clear),
-            f"tasks waited for a CPU in {read.value:.0%} of the time "
-            f"(mark {law.cpu_pressure_high:.0%}, clears at {law.cpu_pressure_clear:.0%})",
-            (("cpu_pressure_ratio", read.value),),
-        )
+    busy = state.fresh(NODE_CPU_BUSY_RATIO, NODE)
+    if read is None or busy is None:
+        return
+    if read.value >= law.cpu_pressure_high and busy >= law.cpu_busy:
+        verdict = Verdict.HIGH
+    elif read.value <= law.cpu_pressure_clear or busy < law.cpu_busy:
+        verdict = Verdict.CLEAR
+    else:
+        verdict = Verdict.BETWEEN
+    yield Sample(
+        "cpu",
+        NODE,
+        read.at,
+        verdict,
+        f"CPUs are busy in {busy:.0%} of the time and tasks waited for one in {read.value:.0%} "
+        f"(mark {law.cpu_pressure_high:.0%}, clears at {law.cpu_pressure_clear:.0%})",
+        (("cpu_pressure_ratio", read.value), ("cpu_busy_ratio", busy)),
+    )
 
 
 def _between(value: float, high: float, clear: float) -> Verdict:

@@ -5,18 +5,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpuagent.config import Backpressure
-from gpuagent.model.inventory import Level, Seat, Tenant, on_cgroup, on_tenant
+from gpuagent.decide.origins import Origins
+from gpuagent.model.inventory import Level, Seat, Tenant, on_cgroup
 from gpuagent.model.plan import Blocked, Cause, Setting
-from gpuagent.model.state import NodeState
-from gpuagent.model.vocab import (
-    CGROUP_CPU_CORES,
-    CGROUP_CPU_WEIGHT,
-    CPU_MAX,
-    CPU_WEIGHT,
-    TENANT_CPU_CORES,
-    Knob,
-    Signal,
-)
+from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, Knob
 
 RUNGS: dict[str, tuple[Knob, ...]] = {
     "cpu": (CPU_WEIGHT, CPU_MAX),
@@ -25,41 +17,6 @@ RUNGS: dict[str, tuple[Knob, ...]] = {
 }
 """Levers on a tenant by the cause they can relieve, the gentlest first (DESIGN 5)."""
 
-_ORIGIN_SECONDS = 10.0
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """What a tenant had before it was first held back: every share is a share of this."""
-
-    cores: dict[str, float]
-    """CPU used by each of its cgroups, the most within ten seconds, by path."""
-    weights: dict[str, float]
-    """cpu.weight of its cgroups and their ancestors, by path."""
-
-
-def origin(state: NodeState, tenant: Tenant) -> Origin:
-    cores: dict[str, float] = {}
-    weights: dict[str, float] = {}
-    for seat in tenant.seats:
-        used = _most(state, CGROUP_CPU_CORES, tenant.name, seat)
-        if used is None and len(tenant.seats) == 1:
-            used = state.fresh(TENANT_CPU_CORES, on_tenant(tenant.name))
-        if used is not None:
-            cores[seat.path] = used
-        for place in (seat, *seat.above):
-            weight = state.fresh(CGROUP_CPU_WEIGHT, on_cgroup(tenant.name, place.path, place.inode))
-            if weight is not None:
-                weights[place.path] = weight
-    return Origin(cores, weights)
-
-
-def _most(state: NodeState, signal: Signal, tenant: str, seat: Seat) -> float | None:
-    subject = on_cgroup(tenant, seat.path, seat.inode)
-    if state.fresh(signal, subject) is None:
-        return None
-    window = state.history.window(signal, subject, state.now.mono - _ORIGIN_SECONDS)
-    return max((v for _, v in window), default=None)
-
 
 class Pull(msgspec.Struct, frozen=True):
     """One lever, pulled on one tenant to one share for one cause."""
@@ -67,7 +24,7 @@ class Pull(msgspec.Struct, frozen=True):
     knob: Knob
     tenant: Tenant
     share: float
-    origin: Origin
+    origins: Origins
     cause: Cause
 
     def settings(self, protected: Iterable[Tenant], law: Backpressure) -> tuple[Setting, ...]:
@@ -81,12 +38,16 @@ class Pull(msgspec.Struct, frozen=True):
     def _cpu_max(
         self, seat: Seat, _protected: tuple[Tenant, ...], law: Backpressure
     ) -> Iterator[Setting]:
-        used = self.origin.cores.get(seat.path)
+        origin = self.origins.get((seat.path, seat.inode))
+        used = None if origin is None else origin.cores
         blocked = None
         if seat.refusal:
             blocked = Blocked("refused", seat.refusal)
         elif used is None:
             blocked = Blocked("refused", "how much CPU it uses is not known, so no share of it is")
+        elif used <= law.min_cores:
+            why = f"it uses {used:.2f} cores; of {law.min_cores:g} or less there is nothing to take"
+            blocked = Blocked("ineffective", why)
         cores = max(law.min_cores, self.share * (used or 0.0))
         yield self._setting(
             seat,
@@ -113,7 +74,8 @@ class Pull(msgspec.Struct, frozen=True):
                 Blocked("ineffective", "no more important tenant competes with it as a sibling"),
             )
         for target in targets.values():
-            original = self.origin.weights.get(target.path)
+            origin = self.origins.get((target.path, target.inode))
+            original = None if origin is None else origin.weight
             blocked = None
             if target.refusal:
                 blocked = Blocked("refused", target.refusal)

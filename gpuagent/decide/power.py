@@ -1,10 +1,11 @@
 """The policy that keeps the sum of all power limits within the node's budget (DESIGN 5, Power).
 
-The limits of all cards are decided together and then stand for `power.dwell`; a change of the
-budget or of the cards is answered at once. What cannot be limited counts with the most it may draw.
+The limits of all cards are decided together and then stand for `power.dwell` and until a change is
+worth it; a change of the budget or of the cards is answered at once. What cannot be limited counts
+with the most it may draw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -20,6 +21,11 @@ from gpuagent.model.vocab import GPU_POWER_WATTS, POWER_LIMIT
 _SATURATED = 0.95
 """A card that draws this share of its limit may well want more than it shows."""
 _IDLE_RANK = 4
+_WORTH_RATIO = 0.03
+"""A limit is not moved by less than this share of its cap: demand is never quite still."""
+_STARVED_RATIO = 0.05
+_AGAIN_SECONDS = 300.0
+"""An alert is said again only after it has not held for this long."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -28,11 +34,9 @@ class Memory(msgspec.Struct, frozen=True):
     limits: dict[str, float] = {}
     decided_at: float = float("-inf")
     basis: tuple[object, ...] = ()
-    """Budget, cards and their ranges and ranks: if these change, the limits are decided anew."""
-    short: bool = False
-    """Whether the floors alone exceed the budget, which is said once."""
-    tight: tuple[str, ...] = ()
-    """L1 cards that get less than they ask for, said once each."""
+    """Budget, cards and their ranges: if these change, the limits are decided anew at once."""
+    said: dict[str, float] = {}
+    """Alerts by name, and when each last held."""
 
 
 class PowerBudget:
@@ -53,27 +57,45 @@ class PowerBudget:
         if self._budget is None or not gpus:
             return Memory(), Decision()
         claims = [c for g in gpus if (c := self._claim(state, memory, g)) is not None]
-        fixed = self._beyond_control(state, gpus, claims)
+        fixed, unknown = _beyond_control(state, gpus, claims)
         usable = self._budget - fixed
+        memory = self._share_out(memory, claims, usable, state.now.mono)
+        alerts = list(self._alerts(state, memory, claims, fixed, unknown))
+        said, events = _news(memory.said, alerts, state.now.mono)
         floors = sum(c.floor for c in claims)
-        basis = (usable, *((c.card, c.floor, c.cap, c.rank) for c in claims))
-        now = state.now.mono
-        if basis != memory.basis or now - memory.decided_at >= self._dwell:
-            memory = msgspec.structs.replace(
-                memory, limits=allocate(claims, usable), decided_at=now, basis=basis
-            )
-        short, events = self._alerts(memory, state, claims, floors > usable)
-        causes = self._causes(floors, fixed, now) if floors > usable else ()
-        settings = () if self._idle(claims, usable) else self._settings(memory, claims, state)
-        tight = tuple(c.card for c in claims if self._starved(c, memory.limits))
+        causes = tuple(
+            Cause("power", NODE, state.now.mono, a.text, (("budget_watts", self._budget),))
+            for a in alerts
+            if a.kind == "power-budget-unreachable"
+        )
+        settings = () if _holds_anyhow(claims, usable) else self._settings(memory, claims, state)
+        assert floors > usable or sum(s.value for s in settings) <= usable + 1e-6
         return (
-            msgspec.structs.replace(memory, short=short, tight=tight),
+            msgspec.structs.replace(memory, said=said),
             Decision(settings=settings, causes=causes, events=events),
         )
 
-    def _idle(self, claims: Sequence[Claim], usable: float) -> bool:
-        """Whether the budget holds whatever the cards do, so that nothing need be limited."""
-        return sum(c.cap for c in claims) <= usable and not any(c.frozen for c in claims)
+    def _share_out(
+        self, memory: Memory, claims: Sequence[Claim], usable: float, now: float
+    ) -> Memory:
+        """The limits that stand now: those of before, unless they must or may change and it is worth it.
+
+        They must at once when the budget or the cards have changed, or when they no longer fit.
+        They may once they have stood for the dwell.
+        """
+        basis = (self._budget, *((c.card, c.floor, c.cap) for c in claims))
+        limits = allocate(claims, usable)
+        if basis == memory.basis and sum(memory.limits.values()) <= usable:
+            old = memory.limits
+            worth = any(
+                abs(limits[c.card] - old[c.card]) >= max(POWER_LIMIT.deadband, _WORTH_RATIO * c.cap)
+                for c in claims
+            )
+            if now - memory.decided_at < self._dwell or not worth:
+                return memory
+        if limits == memory.limits and basis == memory.basis:
+            return memory  # the floors do not fit: there is nothing else to decide
+        return msgspec.structs.replace(memory, limits=limits, decided_at=now, basis=basis)
 
     def _claim(self, state: NodeState, memory: Memory, gpu: Gpu) -> Claim | None:
         """None where the card cannot be limited."""
@@ -82,7 +104,7 @@ class PowerBudget:
         if span is None:
             return self._remembered(state, memory, gpu)
         floor, cap = span
-        draw = state.fresh(GPU_POWER_WATTS, card)
+        draw = self._draw(state, gpu)
         limit = memory.limits.get(gpu.uuid, cap)
         if draw is None:
             demand = limit  # unknown: it keeps what it has
@@ -99,18 +121,14 @@ class PowerBudget:
             return None
         return Claim(gpu.uuid, _rank(state, gpu), limit, limit, limit, frozen=True)
 
-    def _beyond_control(
-        self, state: NodeState, gpus: Sequence[Gpu], claims: Sequence[Claim]
-    ) -> float:
-        """Watts that cards may draw which we cannot limit: their limit, else their draw."""
-        controlled = {c.card for c in claims}
-        watts = 0.0
-        for gpu in gpus:
-            if gpu.uuid not in controlled:
-                card = on_gpu(gpu.uuid)
-                most = operators_limit(state, card) or gpu.power_max_watts
-                watts += most or state.fresh(GPU_POWER_WATTS, card) or 0.0
-        return watts
+    def _draw(self, state: NodeState, gpu: Gpu) -> float | None:
+        """Mean of the last dwell; None if it is not known now."""
+        card = on_gpu(gpu.uuid)
+        now = state.fresh(GPU_POWER_WATTS, card)
+        if now is None:
+            return None
+        window = state.history.window(GPU_POWER_WATTS, card, state.now.mono - self._dwell)
+        return sum(v for _, v in window) / len(window) if window else now
 
     def _settings(
         self, memory: Memory, claims: Sequence[Claim], state: NodeState
@@ -139,37 +157,83 @@ class PowerBudget:
             )
         return tuple(made)
 
-    def _causes(self, floors: float, fixed: float, now: float) -> tuple[Cause, ...]:
-        why = (
-            f"the lowest legal limits of all cards are {floors:.0f} W and {fixed:.0f} W are beyond "
-            f"control: together more than the {self._budget:.0f} W budget"
-        )
-        numbers = (("budget_watts", self._budget or 0.0), ("floors_watts", floors + fixed))
-        return (Cause("power", NODE, now, why, numbers),)
-
-    def _starved(self, claim: Claim, limits: dict[str, float]) -> bool:
-        """Whether a card of an L1 tenant gets less than it asks for, beyond the deadband."""
-        return claim.rank == Level.L1 and limits[claim.card] < claim.demand - POWER_LIMIT.deadband
-
     def _alerts(
-        self, memory: Memory, state: NodeState, claims: Sequence[Claim], short: bool
-    ) -> tuple[bool, tuple[Event, ...]]:
-        now, events = state.now.mono, []
-        if short and not memory.short:
+        self,
+        state: NodeState,
+        memory: Memory,
+        claims: Sequence[Claim],
+        fixed: float,
+        unknown: Sequence[Gpu],
+    ) -> Iterator[Event]:
+        """What an operator must know, as long as it holds."""
+        now = state.now.mono
+        floors = sum(c.floor for c in claims)
+        if floors + fixed > (self._budget or 0.0):
             text = (
-                f"power budget of {self._budget:.0f} W cannot be kept: every card is at its lowest "
-                "legal limit; raise the budget or take cards out of use"
+                f"the power budget of {self._budget:.0f} W cannot be kept: the lowest legal limits "
+                f"of all cards are {floors:.0f} W and {fixed:.0f} W are beyond control; raise the "
+                "budget or take cards out of use"
             )
-            events.append(Event("power-budget-unreachable", now, text, NODE))
+            yield Event("power-budget-unreachable", now, text, NODE)
+        for gpu in unknown:
+            text = (
+                f"what {label(gpu)} may draw is not known ({gpu.blind or 'it does not say'}); the "
+                "budget counts it like the largest of the others"
+            )
+            yield Event("power-unknown", now, text, on_gpu(gpu.uuid))
+        verb = "gets" if state.acts else "would get"
         for claim in claims:
-            if claim.card not in memory.tight and self._starved(claim, memory.limits):
-                gpu = state.inventory.gpu(claim.card)
-                text = (
-                    f"{label(gpu) if gpu else claim.card}, used by an L1 tenant, gets "
-                    f"{memory.limits[claim.card]:.0f} W of the {claim.demand:.0f} W it asks for"
-                )
-                events.append(Event("l1-card-limited", now, text, on_gpu(claim.card)))
-        return short, tuple(events)
+            gpu_or_none = state.inventory.gpu(claim.card)
+            limit = memory.limits[claim.card]
+            if gpu_or_none is None or claim.rank != Level.L1 or not _starved(claim, limit):
+                continue
+            text = (
+                f"{label(gpu_or_none)}, used by an L1 tenant, {verb} {limit:.0f} W of the "
+                f"{claim.demand:.0f} W it asks for"
+            )
+            kind = "l1-card-limited" if state.acts else "would-limit-l1-card"
+            yield Event(kind, now, text, on_gpu(claim.card))
+
+
+def _news(
+    said: dict[str, float], alerts: Iterable[Event], now: float
+) -> tuple[dict[str, float], tuple[Event, ...]]:
+    """When each alert last held, and those that have not held lately: they are said."""
+    lately = {name: at for name, at in said.items() if now - at <= _AGAIN_SECONDS}
+    holding = {f"{a.kind} {a.subject}": a for a in alerts}
+    events = tuple(a for name, a in holding.items() if name not in lately)
+    return {**lately, **dict.fromkeys(holding, now)}, events
+
+
+def _starved(claim: Claim, limit: float) -> bool:
+    return limit < claim.demand - max(POWER_LIMIT.deadband, _STARVED_RATIO * claim.demand)
+
+
+def _holds_anyhow(claims: Sequence[Claim], usable: float) -> bool:
+    """Whether the budget holds whatever the cards do, so that nothing need be limited."""
+    return sum(c.cap for c in claims) <= usable and not any(c.frozen for c in claims)
+
+
+def _beyond_control(
+    state: NodeState, gpus: Sequence[Gpu], claims: Sequence[Claim]
+) -> tuple[float, list[Gpu]]:
+    """Watts that cards may draw which we cannot limit, and those of which that is not known.
+
+    Each counts with its limit, else with the most its kind may have; an unknown one counts like the
+    largest of the others, for too little would be a budget that is not kept.
+    """
+    controlled = {c.card for c in claims}
+    known: dict[str, float] = {}
+    unknown: list[Gpu] = []
+    for gpu in gpus:
+        if gpu.uuid not in controlled:
+            most = operators_limit(state, on_gpu(gpu.uuid)) or gpu.power_max_watts
+            if most:
+                known[gpu.uuid] = most
+            else:
+                unknown.append(gpu)
+    largest = max((*known.values(), *(c.cap for c in claims)), default=0.0)
+    return sum(known.values()) + largest * len(unknown), unknown
 
 
 def _rank(state: NodeState, gpu: Gpu) -> int:

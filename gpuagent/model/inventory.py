@@ -185,8 +185,12 @@ class Tenant(msgspec.Struct, frozen=True):
     """Whether it may be held back at all (a found tenant only where the operator said so)."""
     limits: Limits = Limits()
     places: tuple[Place, ...] = ()
+    """Those with a process on a card first, then by path."""
     seats: tuple[Seat, ...] = ()
     processes: tuple[Process, ...] = ()
+    """By pid: those on a card, and of the others so many that a crowd stays bounded."""
+    process_count: int = 0
+    """How many there are in all."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the cards its processes have contexts on, sorted."""
     users: tuple[str, ...] = ()
@@ -200,6 +204,8 @@ class Inventory(msgspec.Struct, frozen=True):
     gpus: tuple[Gpu, ...] | None = None
     gpu_processes: tuple[GpuProcess, ...] | None = None
     tenants: tuple[Tenant, ...] | None = None
+    tenants_at: float = float("-inf")
+    """Monotonic seconds at which somebody last said who the tenants are."""
 
     def gpu(self, uuid: str) -> Gpu | None:
         return next((g for g in self.gpus or () if g.uuid == uuid), None)

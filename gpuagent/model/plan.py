@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from gpuagent.model.inventory import Subject
-from gpuagent.model.state import Event, KnobKey, NodeState, Outcome, Result
+from gpuagent.model.state import RESULTS, Event, KnobKey, NodeState, Outcome, Result
 from gpuagent.model.vocab import Knob
 
 Mode = Literal["observe", "enforce"]
@@ -49,15 +49,31 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """How far a tenant is held back, for people; derived from a policy's memory."""
+    """How far something is to be held back, for people; derived from a policy's memory."""
 
-    tenant: str
+    subject: Subject
+    """A tenant, or a whole card."""
     share: float
-    """Between the tenant's floor and 1."""
+    """Between the floor and 1, as decided. Whether it is so is another matter: see `effect`."""
     rung: str
     """Family of the knob in use; empty while not held back."""
     cause: str
     why: str
+    settings: tuple[KnobKey, ...] = ()
+    """The settings that it consists of."""
+    effect: Result | None = None
+    """What became of them, the most that was reached; None while nothing is known."""
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the host is as decided, or is being made so."""
+        return self.effect in ("applied", "in flight", "pending")
+
+    def with_effect(self, outcomes: Mapping[KnobKey, Outcome]) -> "Hold":
+        """The same, with what became of it."""
+        found = [outcomes[k].result for k in self.settings if k in outcomes]
+        effect = min(found, key=RESULTS.index, default=None)
+        return msgspec.structs.replace(self, effect=effect)
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -89,7 +105,7 @@ class Posture(msgspec.Struct, frozen=True):
     """As configured."""
     paused: bool = False
     released: bool = False
-    """Driver handles let go on request."""
+    """The driver is to be let go of: nothing is read from it until it is taken up again."""
     demoted: str = ""
     """Why it observes although configured to enforce (third crash); empty otherwise."""
     config_path: str = ""
@@ -124,6 +140,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     causes: tuple[Cause, ...] = ()
     actions: Mapping[tuple[str, str], int] = msgspec.field(default_factory=dict)
     """Actions since start by (knob, result)."""
+    outside_changes: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """How often somebody else has changed a value of ours since start, by knob."""
     events: tuple[Event, ...] = ()
     """The latest, bounded, oldest first."""
     stats: LoopStats = LoopStats()

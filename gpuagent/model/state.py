@@ -210,6 +210,9 @@ class History:
             del self._series[key]
 
 
+TENANTS_EXPIRE_SECONDS = 30.0
+
+
 class NodeState:
     """Everything known at one instant. Not changed after `fold` has returned it.
 
@@ -217,7 +220,7 @@ class NodeState:
     end, so a state must not be asked for windows once a later one exists.
     """
 
-    __slots__ = ("events", "health", "history", "inventory", "now", "outcomes", "readings")
+    __slots__ = ("acts", "events", "health", "history", "inventory", "now", "outcomes", "readings")
 
     def __init__(
         self,
@@ -229,8 +232,10 @@ class NodeState:
         health: Mapping[str, Health] | None = None,
         events: tuple[Event, ...] = (),
         history: History | None = None,
+        acts: bool = True,
     ) -> None:
         self.now = now
+        self.acts = acts
         self.inventory = inventory if inventory is not None else Inventory()
         self.readings: Mapping[Key, Reading] = readings if readings is not None else {}
         self.outcomes: Mapping[KnobKey, Outcome] = outcomes if outcomes is not None else {}
@@ -253,6 +258,11 @@ class NodeState:
         found = self.reading(signal, subject, dims)
         return None if found is None else found.value
 
+    @property
+    def tenants_known(self) -> bool:
+        """Whether who is where, and who shares a cgroup with whom, is recent enough to act on."""
+        return self.now.mono - self.inventory.tenants_at <= TENANTS_EXPIRE_SECONDS
+
     def live(self) -> Iterator[Reading]:
         """All readings that have not expired."""
         now = self.now.mono
@@ -266,6 +276,8 @@ class Frame(msgspec.Struct, frozen=True):
     sensed: tuple[Sensed, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
     health: tuple[Health, ...] = ()
+    acts: bool = True
+    """Whether the agent may change anything: in observe nothing answers a lever."""
 
 
 _FORGET_AFTER = 3600.0
@@ -273,7 +285,7 @@ _FORGET_AFTER = 3600.0
 
 def fold(state: NodeState, frame: Frame) -> NodeState:
     """The state after `frame`. Pure but for `history`, which moves on to the new state."""
-    inventory = _merge_inventory(state.inventory, frame.sensed)
+    inventory = _merge_inventory(state.inventory, frame)
     readings = _merge_readings(state, frame)
     if inventory.tenants is not state.inventory.tenants:
         _drop_departed(readings, inventory)
@@ -292,6 +304,7 @@ def fold(state: NodeState, frame: Frame) -> NodeState:
         health={**state.health, **{h.name: h for h in frame.health}},
         events=tuple(e for s in frame.sensed for e in s.events),
         history=history,
+        acts=frame.acts,
     )
 
 
@@ -314,10 +327,12 @@ def _drop_departed(readings: dict[Key, Reading], inventory: Inventory) -> None:
         del readings[key]
 
 
-def _merge_inventory(known: Inventory, sensed: Iterable[Sensed]) -> Inventory:
+def _merge_inventory(known: Inventory, frame: Frame) -> Inventory:
     gpus, processes, tenants = known.gpus, known.gpu_processes, known.tenants
-    for said in sensed:
+    tenants_at = known.tenants_at
+    for said in frame.sensed:
         gpus = said.gpus if said.gpus is not None else gpus
         processes = said.gpu_processes if said.gpu_processes is not None else processes
-        tenants = said.tenants if said.tenants is not None else tenants
-    return Inventory(gpus=gpus, gpu_processes=processes, tenants=tenants)
+        if said.tenants is not None:
+            tenants, tenants_at = said.tenants, frame.now.mono
+    return Inventory(gpus=gpus, gpu_processes=processes, tenants=tenants, tenants_at=tenants_at)

@@ -53,6 +53,13 @@ class Signal:
         self.history = history
         """Whether `History` keeps a ring of it."""
 
+    def name_on(self, on: On) -> str:
+        """Name of its metric for this kind of subject.
+
+        A slice's is not its card's: a sum over cards would count the slice twice.
+        """
+        return self.name.replace("gpu_", "mig_", 1) if on is On.MIG else self.name
+
     def __repr__(self) -> str:
         return f"<{self.name}>"
 

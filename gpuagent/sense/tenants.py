@@ -75,7 +75,11 @@ class Tenants:
         self._found = config.found
 
     async def read(self, now: Instant, state: NodeState) -> Sensed:
-        """Tenants where they have changed, and readings. Raises Unavailable where /proc cannot."""
+        """Tenants, and readings where there is news. Raises Unavailable where /proc cannot be read.
+
+        The tenants are said every time, the same objects while nothing changes: silence would mean
+        that nobody looks any more.
+        """
         heard = self._heard()
         listed = state.inventory.gpu_processes
         new_list = listed is not None and listed is not self._listed
@@ -83,7 +87,7 @@ class Tenants:
         before = self._picture
         changed_rules = before is not None and before.rules is not self._rules
         if not (heard or new_list or due or changed_rules):
-            return Sensed()
+            return Sensed(tenants=before.tenants if before is not None else None)
         picture = await asyncio.to_thread(
             self._look, now, listed if new_list else None, heard, due or before is None
         )
@@ -100,7 +104,7 @@ class Tenants:
                 *_counts(picture.tenants, now.mono),
                 *(_on_cards(picture, now.mono) if new_list else ()),
             ),
-            tenants=picture.tenants if changed else None,
+            tenants=picture.tenants,
             events=self._turned(picture.tenants, now.mono) if changed else (),
         )
 
@@ -233,7 +237,7 @@ def _relation(listed: Iterable[GpuProcess]) -> set[tuple[int, str]]:
 
 
 def _counts(tenants: Iterable[Tenant], at: float) -> list[Reading]:
-    return [Reading(TENANT_PROCESSES, on_tenant(t.name), len(t.processes), at) for t in tenants]
+    return [Reading(TENANT_PROCESSES, on_tenant(t.name), t.process_count, at) for t in tenants]
 
 
 def _on_cards(picture: _Picture, at: float) -> list[Reading]:

@@ -168,16 +168,34 @@ def test_a_tenant_the_operator_did_not_release_is_left_alone() -> None:
     assert w.decision.settings == ()
 
 
-def test_in_observe_only_the_first_step_is_reported(pair: World) -> None:
+def test_in_observe_only_the_first_step_of_the_first_lever_is_reported() -> None:
+    w = world(
+        tenant("serve", Level.L1),
+        tenant("train"),
+        tenant("batch1", Level.L2),
+        tenant("batch2", Level.L2),
+    )
+    w.acts = False
+    w.run(12)
     for _ in range(60):
-        pair.grow(1, by={"train": 0.2 * GIB})
-        pair.answer("would")
-        assert pair.share("train") >= 0.7
-    assert pair.share("train") == pytest.approx(0.7)
-    assert "lever-let-go" not in pair.events
-    pair.card(used=40 * GIB)
-    pair.run(5)
-    assert pair.decision.settings == (), "nothing was done, so nothing is let go slowly"
+        w.grow(1, by={"train": 0.1 * GIB, "batch1": 0.1 * GIB, "batch2": 0.1 * GIB})
+        w.answer("would")
+        assert {h.subject.tenant for h in w.decision.holds} <= {"train"}
+    assert w.share("train") == pytest.approx(0.7)
+    assert w.events == ["would-hold-back"], "and nothing is said to have been done"
+    w.card(used=40 * GIB)
+    w.run(5)
+    assert w.decision.settings == (), "nothing was done, so nothing is let go slowly"
+
+
+def test_what_was_held_before_a_pause_starts_anew_after_it(pair: World) -> None:
+    pair.grow(20, by={"train": 0.5 * GIB})
+    assert pair.share("train") < 0.4
+    pair.acts = False
+    pair.grow(1, by={"train": 0.5 * GIB})
+    pair.acts = True
+    pair.grow(2, by={"train": 0.1 * GIB})
+    assert pair.share("train") >= 0.7
 
 
 def test_a_refused_write_is_let_go_with_the_reason(pair: World) -> None:
@@ -274,6 +292,94 @@ def test_a_card_that_cannot_be_read_keeps_its_limit() -> None:
     for _ in range(120):
         w.step(read=False)
     assert [s.value for s in of(w, POWER_LIMIT)] == [limit.value]
+
+
+def test_a_tenant_that_stops_contributing_is_let_go_and_the_card_is_next() -> None:
+    w = world(tenant("serve", Level.L1), tenant("train"))
+    w.uses("train", utilization=0.8)
+    w.uses("serve", utilization=0.9)
+    w.card(celsius=85)
+    w.run(6)
+    assert w.share("train") < 1.0
+    w.uses("train", utilization=0.0)
+    w.run(20)
+    assert of(w, POWER_LIMIT), "the heat is not its doing, and the card is the last resort"
+    w.run(40)
+    assert w.share("train") == 1.0
+
+
+def test_a_hold_makes_no_cause_of_its_own() -> None:
+    """PSI counts tasks that wait for their quota, so a hold alone lifts it on an idle host."""
+    w = world(tenant("serve", Level.L1), tenant("hot"), tenant("other"))
+    w.uses("hot", utilization=0.8)
+    w.uses("other", utilization=0.0)
+    w.pressure(0.02, busy=0.2)
+    w.card(celsius=85)
+    for _ in range(120):
+        held = any(s.blocked is None for s in of(w, CPU_MAX))
+        w.pressure(0.97 if held else 0.02, busy=0.2)
+        w.card(celsius=85 if w.now < 1012 else 60)
+        w.step()
+        assert {c.kind for c in w.decision.causes} <= {"temperature"}
+        assert w.share("other") == 1.0
+    w.run(60)
+    assert w.decision.settings == ()
+
+
+def test_a_tenant_that_uses_no_cpu_is_not_pinned_to_nothing() -> None:
+    w = world(tenant("train"))
+    w.uses("train", cores=0.0)
+    w.run(12)
+    w.grow(8, by={"train": 1.0 * GIB})
+    [said] = of(w, CPU_MAX)
+    assert said.blocked is not None
+    assert said.blocked.result == "ineffective"
+    assert w.share("train") == 1.0
+
+
+def test_a_new_name_does_not_make_a_held_cgroup_smaller_still(pair: World) -> None:
+    pair.grow(40, by={"train": 0.2 * GIB})
+    held = of(pair, CPU_MAX)[0]
+    assert held.value == pytest.approx(0.2 * 2.0)
+    pair.tenants = (
+        pair.tenants[0],
+        tenant("renamed", path="/system.slice/train.service"),
+    )
+    pair.outcomes = [
+        Outcome(CPU_MAX, held.subject, 0.4, 0.4, float("inf"), "applied", "", pair.now)
+    ]
+    pair.memory_of["renamed"] = pair.memory_of.pop("train")
+    pair.uses("renamed", cores=0.4)
+    pair.grow(40, by={"renamed": 0.2 * GIB})
+    values = [s.value for s in of(pair, CPU_MAX) if s.blocked is None]
+    assert values == [] or min(values) >= 0.2 * 2.0 - 1e-9
+
+
+def test_a_raised_floor_counts_at_once(pair: World) -> None:
+    pair.grow(40, by={"train": 0.2 * GIB})
+    assert pair.share("train") == pytest.approx(0.2)
+    pair.tenants = (pair.tenants[0], tenant("train", floor=0.8))
+    pair.grow(1, by={"train": 0.2 * GIB})
+    assert pair.share("train") == pytest.approx(0.8)
+
+
+def test_stale_tenants_are_let_go_however_fresh_the_cause(pair: World) -> None:
+    pair.grow(8, by={"train": 1.0 * GIB})
+    held = pair.share("train")
+    pair.says_tenants = False
+    pair.grow(25, by={"train": 0.1 * GIB})
+    assert pair.share("train") <= held
+    for _ in range(60):
+        pair.grow(1, by={"train": 0.05 * GIB})
+    assert pair.share("train") == 1.0
+
+
+def test_cards_are_told_apart_in_what_is_said() -> None:
+    w = World(Backpressure(Config()), gpus=[gpu("GPU-a", 0), gpu("GPU-b", 1)], tenants=[])
+    for uuid in ("GPU-a", "GPU-b"):
+        w.card(uuid, celsius=90)
+    w.run(40)
+    assert {h.subject for h in w.decision.holds} == {on_gpu("GPU-a"), on_gpu("GPU-b")}
 
 
 def test_the_card_waits_until_the_levers_on_tenants_are_known() -> None:

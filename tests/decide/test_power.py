@@ -1,6 +1,7 @@
 """The node's power budget: who gets what, and that the sum is kept."""
 
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from gpuagent.config import Config, Power
 from gpuagent.decide.allocate import Claim, allocate
 from gpuagent.decide.power import PowerBudget
-from gpuagent.model.inventory import Level, on_gpu
+from gpuagent.model.inventory import Gpu, Level, on_gpu
 from gpuagent.model.state import Outcome
 from gpuagent.model.vocab import GPU_POWER_LIMIT_WATTS, GPU_POWER_WATTS, POWER_LIMIT
 from tests.decide.world import World, gpu, tenant
@@ -145,6 +146,69 @@ def test_the_original_survives_our_own_limit() -> None:
     w.run(12)
     caps = {s.subject.gpu: dict(s.numbers)["cap_watts"] for s in w.decision.settings}
     assert caps == {A: 700, B: 700}
+
+
+def test_noise_moves_no_limit() -> None:
+    rng = random.Random(7)
+    w = node(1000)
+    changes = 0
+    last: dict[str, float] = {}
+    for second in range(3600):
+        w.card(A, watts=480 * rng.gauss(1, 0.03))
+        w.card(B, watts=300 * rng.gauss(1, 0.03))
+        w.step()
+        changes += second > 60 and limits(w) != last
+        last = limits(w)
+    assert changes <= 6
+
+
+def test_tenants_that_come_and_go_wait_for_the_dwell() -> None:
+    w = node(1000)
+    w.card(A, watts=100)
+    w.card(B, watts=650)
+    w.run(11)
+    seen = set()
+    for second in range(9):
+        w.tenants = w.tenants[::-1] if second % 2 else (w.tenants[0],)
+        w.step()
+        seen.add(tuple(limits(w).items()))
+    assert len(seen) <= 2
+
+
+def test_a_card_beyond_control_counts_with_the_most_it_may_draw() -> None:
+    w = node(1000)
+    w.gpus = (gpu(A, 0), gpu(B, 1, low=None))  # type: ignore[arg-type]
+    seen = set()
+    for second in range(60):
+        w.card(B, watts=100 + 10 * second)
+        w.step()
+        seen.add(tuple(limits(w).items()))
+    assert seen == {((A, 300.0),)}
+
+
+def test_a_card_of_which_nothing_is_known_counts_like_the_largest_and_is_an_alert() -> None:
+    w = node(1000)
+    w.gpus = (gpu(A, 0), Gpu("unknown-1", 1, "", blind="a call hangs"))
+    w.run(30)
+    assert limits(w) == {A: 300}
+    assert w.events.count("power-unknown") == 1
+
+
+def test_an_alert_that_comes_and_goes_is_said_once() -> None:
+    w = node(600)
+    for second in range(1200):
+        w.card(A, watts=690 if second % 20 < 10 else 380)
+        w.step()
+    assert w.events.count("l1-card-limited") == 1
+
+
+def test_in_observe_nothing_is_said_to_be_limited() -> None:
+    w = node(600)
+    w.acts = False
+    w.card(A, watts=690)
+    w.run(30)
+    assert "l1-card-limited" not in w.events
+    assert "would-limit-l1-card" in w.events
 
 
 def test_panel_and_fraction_make_a_budget() -> None:

@@ -26,6 +26,7 @@ from gpuagent.model.vocab import (
     GPU_POWER_LIMIT_WATTS,
     GPU_POWER_WATTS,
     GPU_TEMPERATURE_CELSIUS,
+    NODE_CPU_BUSY_RATIO,
     NODE_CPU_PRESSURE_RATIO,
     TENANT_CPU_CORES,
     TENANT_GPU_MEMORY_BYTES,
@@ -95,6 +96,8 @@ class World:
         self.memory = policy.begin()
         self.values: dict[tuple[Signal, Subject], float | None] = {}
         self.outcomes: list[Outcome] = []
+        self.acts = True
+        self.says_tenants = True
         self.frames: list[Frame] = []
         self.decision = Decision()
         self.events: list[str] = []
@@ -125,8 +128,9 @@ class World:
             if value is not None:
                 self.values[signal, on] = float(value)
 
-    def pressure(self, ratio: float) -> None:
+    def pressure(self, ratio: float, *, busy: float = 1.0) -> None:
         self.values[NODE_CPU_PRESSURE_RATIO, NODE] = ratio
+        self.values[NODE_CPU_BUSY_RATIO, NODE] = busy
 
     def uses(
         self,
@@ -156,8 +160,14 @@ class World:
             for (signal, subject), value in self.values.items()
             if value is not None and read
         )
-        sensed = Sensed(readings, gpus=self.gpus, tenants=self.tenants)
-        frame = Frame(Instant(self.now, 1.7e9 + self.now), (sensed,), outcomes=tuple(self.outcomes))
+        tenants = self.tenants if self.says_tenants else None
+        sensed = Sensed(readings, gpus=self.gpus, tenants=tenants)
+        frame = Frame(
+            Instant(self.now, 1.7e9 + self.now),
+            (sensed,),
+            outcomes=tuple(self.outcomes),
+            acts=self.acts,
+        )
         self.frames.append(frame)
         self.state = fold(self.state, frame)
         self.memory, self.decision = self.policy.decide(self.memory, self.state)
@@ -188,4 +198,4 @@ class World:
         ]
 
     def share(self, name: str) -> float:
-        return next((h.share for h in self.decision.holds if h.tenant == name), 1.0)
+        return next((h.share for h in self.decision.holds if h.subject.tenant == name), 1.0)

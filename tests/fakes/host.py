@@ -84,9 +84,10 @@ class FakeNode:
 
     def __init__(self) -> None:
         self.pressure = 0.0
+        self.busy = 1.0
 
     def read(self) -> NodeFacts:
-        return NodeFacts(4, 0.5, 64 * GIB, 32 * GIB, self.pressure, 0.0, 0.0)
+        return NodeFacts(4, self.busy, 64 * GIB, 32 * GIB, self.pressure, 0.0, 0.0)
 
 
 class FakeKernelLog:

@@ -1,0 +1,68 @@
+"""What the backpressure policy remembers: who is held by what, for what, and what did not help."""
+
+import msgspec
+
+from gpuagent.decide.causes import CauseKey, Watch
+from gpuagent.decide.origins import Origins
+from gpuagent.decide.share import Grip
+from gpuagent.model.inventory import Subject, on_gpu, on_tenant
+from gpuagent.model.plan import Blocked, Cause
+
+CARD = ""
+"""Stands for the tenant where the lever acts on a whole card."""
+
+HeldKey = tuple[str, str, Subject]
+"""Tenant (or CARD), kind and subject of the cause."""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """One lever on one tenant, or on a card, for one cause."""
+
+    tenant: str
+    cause: Cause
+    """As it was when it last held."""
+    knob: str
+    grip: Grip
+
+    @property
+    def key(self) -> HeldKey:
+        return (self.tenant, self.cause.kind, self.cause.subject)
+
+    @property
+    def cause_key(self) -> CauseKey:
+        return (self.cause.kind, self.cause.subject)
+
+    @property
+    def who(self) -> Subject:
+        """The tenant or the card that is held."""
+        return on_tenant(self.tenant) if self.tenant else on_gpu(self.cause.subject.gpu)
+
+    @property
+    def name(self) -> str:
+        return self.tenant or self.cause.subject.gpu
+
+
+class Futile(msgspec.Struct, frozen=True):
+    """A lever that was let go, why, and until when it is not pulled again for such a cause."""
+
+    name: str
+    """Of the tenant, or the UUID of the card."""
+    kind: str
+    """Of the cause."""
+    knob: str
+    until: float
+    blocked: Blocked
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """All of it."""
+
+    watch: Watch = Watch()
+    acts: bool = True
+    """Whether the agent acted when this was written: what only would have been done is forgotten."""
+    held: tuple[Held, ...] = ()
+    origins: Origins = {}
+    futile: tuple[Futile, ...] = ()
+    cut_at: dict[CauseKey, float] = {}
+    helpless: tuple[CauseKey, ...] = ()
+    """Causes for which no lever is left, said once each."""

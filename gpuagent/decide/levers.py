@@ -1,0 +1,154 @@
+"""The levers as they are against one state: whom they reach, what they mean, what stands against them."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from gpuagent.config import Backpressure as Law
+from gpuagent.decide.card import card_floor, card_setting
+from gpuagent.decide.causes import CauseKey
+from gpuagent.decide.held import CARD, Futile, Held, HeldKey
+from gpuagent.decide.ladder import RUNGS, Pull, may_be_held, protected_from
+from gpuagent.decide.origins import Origins, Place, measure
+from gpuagent.decide.share import Grip
+from gpuagent.decide.victims import candidates
+from gpuagent.model.inventory import NODE, Tenant
+from gpuagent.model.plan import Blocked, Cause, Setting
+from gpuagent.model.state import NodeState
+from gpuagent.model.vocab import KNOB, POWER_LIMIT, Knob
+
+
+class Levers:
+    """Answers about one state, each worked out once."""
+
+    def __init__(
+        self, state: NodeState, law: Law, *, origins: Origins, futile: Sequence[Futile]
+    ) -> None:
+        self.tenants = {
+            t.name: t for t in state.inventory.tenants or () if may_be_held(t) and t.seats
+        }
+        self._state = state
+        self._law = law
+        self._known = origins
+        self._futile = list(futile)
+        self._measured: dict[str, Origins] = {}
+        self._protected: dict[str, tuple[Tenant, ...]] = {}
+        self._candidates: dict[CauseKey, list[Tenant]] = {}
+        self._settings: dict[HeldKey, tuple[Held, tuple[Setting, ...]]] = {}
+
+    @property
+    def futile(self) -> tuple[Futile, ...]:
+        return tuple(self._futile)
+
+    @property
+    def origins(self) -> Origins:
+        """All that is known, what was measured just now included."""
+        return {**self._known, **{p: o for m in self._measured.values() for p, o in m.items()}}
+
+    def places(self, tenant: str) -> list[Place]:
+        return [
+            (place.path, place.inode)
+            for seat in self.tenants[tenant].seats
+            for place in (seat, *seat.above)
+        ]
+
+    def exists(self, held: Held) -> bool:
+        """Whether what is held is still there, and still where the cause is."""
+        if held.tenant == CARD:
+            return self._state.inventory.gpu(held.cause.subject.gpu) is not None
+        tenant = self.tenants.get(held.tenant)
+        cause = held.cause.subject
+        return tenant is not None and (cause == NODE or cause.gpu in tenant.gpus)
+
+    def candidates(self, cause: Cause) -> list[Tenant]:
+        """Tenants that contribute to the cause and may be held, the first to be cut first."""
+        key = (cause.kind, cause.subject)
+        if key not in self._candidates:
+            found = candidates(self._state, cause)
+            self._candidates[key] = [t for t in found if t.name in self.tenants]
+        return self._candidates[key]
+
+    # -- what a lever means --------------------------------------------------------------------------
+
+    def settings(self, held: Held) -> tuple[Setting, ...]:
+        """What it asks for now; nothing at a share of 1."""
+        known = self._settings.get(held.key)
+        if known is None or known[0] is not held:
+            known = self._settings[held.key] = (held, self._make(held))
+        return known[1]
+
+    def _make(self, held: Held) -> tuple[Setting, ...]:
+        if held.grip.share >= 1.0:
+            return ()
+        if held.tenant == CARD:
+            setting = card_setting(self._state, held.cause, held.grip.share)
+            return () if setting is None else (setting,)
+        tenant = self.tenants[held.tenant]
+        pull = Pull(KNOB[held.knob], tenant, held.grip.share, self._origins(tenant), held.cause)
+        return pull.settings(self._protect_from(tenant), self._law)
+
+    def _origins(self, tenant: Tenant) -> Origins:
+        if tenant.name not in self._measured:
+            self._measured[tenant.name] = measure(self._state, tenant, self._known)
+        return self._measured[tenant.name]
+
+    def _protect_from(self, tenant: Tenant) -> tuple[Tenant, ...]:
+        if tenant.name not in self._protected:
+            others = self._state.inventory.tenants or ()
+            self._protected[tenant.name] = protected_from(tenant, others)
+        return self._protected[tenant.name]
+
+    # -- which lever, and what stands against it -----------------------------------------------------
+
+    def grasp(self, tenant: Tenant, cause: Cause) -> Held | None:
+        """A new lever on a tenant: the first rung that is neither futile nor blocked everywhere."""
+        for knob in RUNGS[cause.kind]:
+            first = self._first_step(tenant, cause, knob)
+            usable = any(s.blocked is None for s in self._make(first))
+            if usable and self._futility(first) is None:
+                grip = Grip(floor=tenant.limits.min_share_ratio)
+                return msgspec.structs.replace(first, grip=grip)
+        return None
+
+    def grasp_card(self, cause: Cause) -> Held | None:
+        floor = card_floor(self._state, cause.subject)
+        if floor is None:
+            return None
+        held = Held(CARD, cause, POWER_LIMIT.name, Grip(floor=floor))
+        return held if self._futility(held) is None else None
+
+    def _first_step(self, tenant: Tenant, cause: Cause, knob: Knob) -> Held:
+        return Held(tenant.name, cause, knob.name, Grip(floor=0.0, share=self._law.cut))
+
+    def _futility(self, held: Held) -> Blocked | None:
+        mark = (held.name, held.cause.kind, held.knob)
+        found = (f.blocked for f in self._futile if (f.name, f.kind, f.knob) == mark)
+        return next(found, None)
+
+    def give_up(self, held: Held, blocked: Blocked) -> None:
+        """Remember that a lever was of no use for this kind of cause."""
+        until = self._state.now.mono + self._law.ineffective_for
+        self._futile.append(Futile(held.name, held.cause.kind, held.knob, until, blocked))
+
+    def refusal(self, held: Held) -> Blocked | None:
+        """Why none of its settings can be made, if that is what became of them."""
+        tried = [s for s in self.settings(held) if s.blocked is None]
+        outcomes = (self._state.outcomes.get(s.key) for s in tried)
+        refused = [o for o in outcomes if o is not None and o.result in ("refused", "contested")]
+        if not tried or len(refused) < len(tried):
+            return None
+        return Blocked(refused[0].result, refused[0].why)
+
+    def obstacles(self, cause: Cause, in_use: dict[HeldKey, Held]) -> Iterator[Setting]:
+        """Levers that come before the one in use and cannot be pulled: said, with the reason."""
+        for tenant in self.candidates(cause):
+            held = in_use.get((tenant.name, cause.kind, cause.subject))
+            for knob in RUNGS[cause.kind]:
+                if held is not None and held.knob == knob.name:
+                    break
+                first = self._first_step(tenant, cause, knob)
+                futile = self._futility(first)
+                for setting in self._make(first):
+                    blocked = setting.blocked or futile
+                    if blocked is not None:
+                        yield msgspec.structs.replace(setting, blocked=blocked)

@@ -1,0 +1,83 @@
+"""What a tenant had before it was first held back: every share is a share of this."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from gpuagent.model.inventory import Seat, Tenant, on_cgroup, on_tenant
+from gpuagent.model.state import NodeState
+from gpuagent.model.vocab import (
+    CGROUP_CPU_CORES,
+    CGROUP_CPU_WEIGHT,
+    CPU_MAX,
+    CPU_WEIGHT,
+    TENANT_CPU_CORES,
+)
+
+WINDOW_SECONDS = 10.0
+KEPT_SECONDS = 60.0
+"""For so long after a hold its samples may still be in some window, and are not to be trusted."""
+
+Place = tuple[str, int]
+"""Path and inode of a cgroup: whoever lives there, under whatever name, had this before."""
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What one cgroup had."""
+
+    cores: float | None
+    """The most CPU it used within ten seconds; None where that is not known."""
+    weight: float | None
+    """Its cpu.weight; None where it has none."""
+    used_at: float = float("-inf")
+    """Monotonic seconds at which a hold last relied on it."""
+
+
+Origins = dict[Place, Origin]
+
+
+def measure(state: NodeState, tenant: Tenant, known: Origins) -> Origins:
+    """Origins of all the tenant's cgroups and their ancestors: those `known`, the others as read.
+
+    What a cgroup uses while we hold it back says nothing of what it would use, so without a known
+    origin it is not known.
+    """
+    held = {
+        (o.subject.cgroup, o.subject.inode)
+        for o in state.outcomes.values()
+        if o.knob is CPU_MAX and o.original is not None
+    }
+    found: Origins = {}
+    for seat in tenant.seats:
+        for place in (seat, *seat.above):
+            key = (place.path, place.inode)
+            if key in known:
+                found[key] = known[key]
+                continue
+            cores = _cores(state, tenant, place) if place is seat and key not in held else None
+            found[key] = Origin(cores, _weight(state, tenant, place))
+    return found
+
+
+def _cores(state: NodeState, tenant: Tenant, seat: Seat) -> float | None:
+    subject = on_cgroup(tenant.name, seat.path, seat.inode)
+    if state.fresh(CGROUP_CPU_CORES, subject) is None:
+        alone = len(tenant.seats) == 1
+        return state.fresh(TENANT_CPU_CORES, on_tenant(tenant.name)) if alone else None
+    window = state.history.window(CGROUP_CPU_CORES, subject, state.now.mono - WINDOW_SECONDS)
+    return max((v for _, v in window), default=None)
+
+
+def _weight(state: NodeState, tenant: Tenant, place: Seat) -> float | None:
+    subject = on_cgroup(tenant.name, place.path, place.inode)
+    outcome = state.outcomes.get((CPU_WEIGHT, subject))
+    if outcome is not None and outcome.original is not None:
+        return outcome.original
+    return state.fresh(CGROUP_CPU_WEIGHT, subject)
+
+
+def relied_on(origins: Origins, places: Iterable[Place], now: float) -> Origins:
+    """With those in use marked so, and without those that have not been for long."""
+    marked = {p: msgspec.structs.replace(origins[p], used_at=now) for p in places if p in origins}
+    kept = {p: o for p, o in origins.items() if now - o.used_at <= KEPT_SECONDS}
+    return {**kept, **marked}

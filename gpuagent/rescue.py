@@ -1,0 +1,97 @@
+"""`gpuagent restore`: puts back what the ledger holds, without a daemon and with a broken file, too."""
+
+import asyncio
+import contextlib
+import os
+import re
+
+import tomli
+
+from gpuagent import act
+from gpuagent.act.audit import AuditLog
+from gpuagent.act.ledger import Ledger
+from gpuagent.act.restore import Occasion, Report, put_back
+from gpuagent.act.statedir import hold
+from gpuagent.clock import SystemClock
+from gpuagent.config import Config, Paths
+from gpuagent.configfile import load
+from gpuagent.errors import ConfigError, Refused
+from gpuagent.host.cgroups import CgroupTree
+from gpuagent.host.nvml import NvmlGpus
+
+_NVML_PATIENCE_SECONDS = 5.0
+_MOST_CHARACTERS = 1 << 20
+_PATHS = ("state_dir", "cgroup_root", "nvml_library")
+_PATH_LINE = re.compile(
+    r"""^\s*(state_dir|cgroup_root|nvml_library)\s*=\s*["']([^"'\n]*)["']""", re.M
+)
+
+
+def restore(config_path: str, *, rescue: bool) -> Report:
+    """Put back what the ledger holds, without a daemon: all of it, or after a crash what must be.
+
+    A configuration with problems does not keep anything from being put back: its paths are taken as
+    far as they can be made out. Raises Refused while a daemon runs, and where the ledger was looked
+    for at a guessed path and is not there; Corrupt where it cannot be read.
+    """
+    problem = ""
+    try:
+        config = load(config_path).config
+    except ConfigError as error:
+        problem = str(error)
+        config = Config(paths=salvaged(config_path))
+    paths = config.paths
+    if problem and not os.path.exists(os.path.join(paths.state_dir, "ledger.jsonl")):
+        raise Refused(
+            f"{config_path} has problems, and there is no ledger in {paths.state_dir}: mend the "
+            f"file or name another with --config, and try again\n{problem}"
+        )
+    with hold(paths.state_dir):
+        return asyncio.run(_restore(config, Occasion.RESCUE if rescue else Occasion.BY_HAND))
+
+
+def salvaged(config_path: str) -> Paths:
+    """The paths that a file names which is not valid as a whole; the defaults for the others."""
+    try:
+        with open(config_path, encoding="utf-8", errors="replace") as file:
+            text = file.read(_MOST_CHARACTERS)
+    except OSError:
+        return Paths()
+    try:
+        table = tomli.loads(text).get("paths", {})
+    except tomli.TOMLDecodeError:
+        table = dict(_PATH_LINE.findall(text))
+    found = table if isinstance(table, dict) else {}
+    usable = {k: v for k in _PATHS if isinstance(v := found.get(k), str) and v.startswith("/")}
+    return Paths(**usable)
+
+
+async def _restore(config: Config, occasion: Occasion) -> Report:
+    clock = SystemClock()
+    ledger = Ledger(config.paths.state_dir)
+    audit = AuditLog(config.paths.state_dir)
+    gpus = NvmlGpus(
+        settings=config.nvml, library=config.paths.nvml_library, clock=clock, wake=lambda _: None
+    )
+    means = act.Means(
+        cgroups=CgroupTree(config.paths.cgroup_root),
+        gpus=gpus,
+        cpu_period_seconds=config.backpressure.cpu_period,
+    )
+    reading = asyncio.ensure_future(gpus.run())
+    try:
+        if any(e.subject.gpu for e in ledger.entries.values()):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(gpus.settled(), _NVML_PATIENCE_SECONDS)
+        return await put_back(
+            ledger=ledger,
+            actuators=act.actuators(means),
+            occasion=occasion,
+            clock=clock,
+            audit=audit,
+        )
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await ledger.close()
+        await asyncio.to_thread(audit.close)
