@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import Protocol
 
 from gpuagent.model.state import Instant
@@ -24,3 +25,22 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+async def patiently(waiting: Awaitable[object], seconds: float) -> bool:
+    """Wait for at most so long; whether it came to its end. What did not is cancelled.
+
+    For cleaning up, which runs in tasks that are being cancelled: there `asyncio.timeout` raises
+    CancelledError when it expires, up to Python 3.11.2, and the rest of the cleaning is lost.
+    Raises what `waiting` raises.
+    """
+    task = asyncio.ensure_future(waiting)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    finally:
+        ended = task.done()
+        if not ended:
+            task.cancel()
+    if ended:
+        task.result()
+    return ended

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Iterator
+from collections.abc import Collection, Iterator
 from typing import NoReturn
 
 import msgspec
@@ -21,9 +21,10 @@ from gpuagent.act.audit import AuditLog
 from gpuagent.act.books import Books
 from gpuagent.act.ledger import Ledger, boot_id
 from gpuagent.act.reconcile import Reconciler
-from gpuagent.act.restore import Occasion, Report, put_back
+from gpuagent.act.record import Target
+from gpuagent.act.restore import Occasion, Report, failed, put_back
 from gpuagent.act.statedir import hold
-from gpuagent.clock import SystemClock
+from gpuagent.clock import SystemClock, patiently
 from gpuagent.config import Config
 from gpuagent.configfile import Loaded, changed_needs_restart, describe, load
 from gpuagent.decide import POLICIES
@@ -54,6 +55,9 @@ EX_BUG = 70
 _FIRST_LOOK_SECONDS = 0.5
 """How long the first decision waits for the cards to be read once."""
 _READY_SECONDS = 60.0
+_STOP_SECONDS = 12.0
+"""How long a stop tries to put back what cannot be at once: a driver that hangs gets a new reader."""
+_AGAIN_SECONDS = 0.5
 
 _log = structlog.get_logger()
 
@@ -170,7 +174,7 @@ class Agent:
                 await self._begin()
                 code = await self._control()
             finally:
-                await self._end(code)
+                code = await self._end(code)
                 for task in tasks:
                     task.cancel()
         return code
@@ -187,7 +191,7 @@ class Agent:
             self._event("crash", "the run before this one ended without a clean stop")
         for problem in self._ledger.problems:
             self._event("ledger-damaged", problem)
-        await _within(self._gpus.settled(), _FIRST_LOOK_SECONDS)
+        await patiently(self._gpus.settled(), _FIRST_LOOK_SECONDS)
         occasion = Occasion.RESCUE if demoted else Occasion.CRASH
         await self._put_back(occasion)
         self._reconciler.adopt(self._clock.now(), in_observe=demoted)
@@ -236,24 +240,20 @@ class Agent:
         self._notify.ready(self._status())
         _log.info("ready", mode=self._loop.posture.mode, version=gpuagent.__version__)
 
-    async def _end(self, code: int) -> None:
+    async def _end(self, code: int) -> int:
+        """Put everything back, close the books. Returns the exit code: nothing left is 0."""
         self._notify.stopping()
         busy = await self._reconciler.close()
-        clean = code == EX_OK
-        report = await put_back(
-            ledger=self._ledger,
-            actuators=self._actuators,
-            occasion=Occasion.STOP if clean else Occasion.RESCUE,
-            clock=self._clock,
-            keep_on_stop=self._loaded.config.power.keep_on_stop,
-            busy=busy,
-            audit=self._audit,
-        )
-        _tell(report)
+        occasion = Occasion.STOP if code == EX_OK else Occasion.RESCUE
+        report = await self._put_back(occasion, busy=busy, seconds=_STOP_SECONDS)
+        if failed(report):
+            _log.error("not everything is put back; try `gpuagent restore`")
+            code = code or EX_FAILED
         if code != EX_BUG:
             self._starts.end()
         await self._ledger.close()
         await asyncio.to_thread(self._audit.close)
+        return code
 
     # -- commands ------------------------------------------------------------------------------------
 
@@ -342,15 +342,26 @@ class Agent:
     def _event(self, kind: str, text: str) -> None:
         self._publisher.note(Event(kind, self._clock.now().mono, text))
 
-    async def _put_back(self, occasion: Occasion) -> None:
-        report = await put_back(
-            ledger=self._ledger,
-            actuators=self._actuators,
-            occasion=occasion,
-            clock=self._clock,
-            audit=self._audit,
-        )
+    async def _put_back(
+        self, occasion: Occasion, *, busy: Collection[Target] = (), seconds: float = 0.0
+    ) -> Report:
+        """Put back what the occasion demands; what fails is tried again for so long."""
+        until = self._clock.now().mono + seconds
+        while True:
+            report = await put_back(
+                ledger=self._ledger,
+                actuators=self._actuators,
+                occasion=occasion,
+                clock=self._clock,
+                keep_on_stop=self._loaded.config.power.keep_on_stop,
+                busy=busy,
+                audit=self._audit,
+            )
+            if not failed(report) or self._clock.now().mono >= until:
+                break
+            await self._clock.sleep(_AGAIN_SECONDS)
         _tell(report)
+        return report
 
     def _dump(self) -> None:
         """Leave what led to a failed decision, for whoever is to find the bug."""
@@ -393,11 +404,7 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:
             yield error
 
 
-async def _within(waiting: Awaitable[None], seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(waiting, seconds)
-
-
 def _tell(report: Report) -> None:
     for item in report:
-        _log.info(item.what, knob=item.entry.knob, subject=str(item.entry.subject), why=item.why)
+        say = _log.error if item.what == "failed" else _log.info
+        say(item.what, knob=item.entry.knob, subject=str(item.entry.subject), why=item.why)

@@ -1,7 +1,6 @@
 """`gpuagent restore`: puts back what the ledger holds, without a daemon and with a broken file, too."""
 
 import asyncio
-import contextlib
 import os
 import re
 
@@ -12,7 +11,7 @@ from gpuagent.act.audit import AuditLog
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.restore import Occasion, Report, put_back
 from gpuagent.act.statedir import hold
-from gpuagent.clock import SystemClock
+from gpuagent.clock import SystemClock, patiently
 from gpuagent.config import Config, Paths
 from gpuagent.configfile import load
 from gpuagent.errors import ConfigError, Refused
@@ -23,7 +22,7 @@ _NVML_PATIENCE_SECONDS = 5.0
 _MOST_CHARACTERS = 1 << 20
 _PATHS = ("state_dir", "cgroup_root", "nvml_library")
 _PATH_LINE = re.compile(
-    r"""^\s*(state_dir|cgroup_root|nvml_library)\s*=\s*["']([^"'\n]*)["']""", re.M
+    r"""^\s*(state_dir|cgroup_root|nvml_library)\s*=\s*["']([^"'\n]*)["']""", re.MULTILINE
 )
 
 
@@ -81,8 +80,7 @@ async def _restore(config: Config, occasion: Occasion) -> Report:
     reading = asyncio.ensure_future(gpus.run())
     try:
         if any(e.subject.gpu for e in ledger.entries.values()):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(gpus.settled(), _NVML_PATIENCE_SECONDS)
+            await patiently(gpus.settled(), _NVML_PATIENCE_SECONDS)
         return await put_back(
             ledger=ledger,
             actuators=act.actuators(means),

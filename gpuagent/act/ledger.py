@@ -8,7 +8,6 @@ next commit writes the whole file anew instead of appending.
 """
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from gpuagent.act.record import (
     target_of,
 )
 from gpuagent.act.statedir import prepare
+from gpuagent.clock import patiently
 from gpuagent.errors import Corrupt, Refused
 from gpuagent.model.inventory import Subject
 from gpuagent.model.vocab import Knob
@@ -159,9 +159,7 @@ class Ledger:
 
     async def close(self, seconds: float = 5.0) -> None:
         """Write what is left, for at most so long, and let go of the file."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.flush()
+        await patiently(self.flush(), seconds)
         self._closed = True
         self._executor.shutdown(wait=not self._busy, cancel_futures=True)
         if not self._busy:

@@ -7,7 +7,6 @@ whose target is slow holds up nobody, except that where a budget bounds the sum 
 """
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -16,7 +15,7 @@ from gpuagent.act.desk import Desk, Order
 from gpuagent.act.lane import Lane
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import Target, target_of
-from gpuagent.clock import Clock
+from gpuagent.clock import Clock, patiently
 from gpuagent.model.plan import Plan, Setting
 from gpuagent.model.state import Instant, Outcome
 from gpuagent.ports import Actuator, Wake
@@ -128,9 +127,7 @@ class Reconciler:
         Returns the targets whose lanes still have not come back: for `put_back(busy=...)`.
         """
         self._desk.closed = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.settled()
+        await patiently(self.settled(), seconds)
         return frozenset(self._tasks)
 
     # -- orders --------------------------------------------------------------------------------------

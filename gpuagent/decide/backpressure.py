@@ -204,7 +204,7 @@ class _Turn:
                 share=held.grip.share,
                 rung=KNOB[held.knob].family if held.grip.share < 1.0 else "",
                 cause=held.cause.kind,
-                why=held.cause.why,
+                why=held.why,
                 settings=tuple(s.key for s in self._levers.settings(held)),
             )
             for who, held in tightest.items()

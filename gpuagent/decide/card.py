@@ -29,7 +29,7 @@ def card_floor(state: NodeState, card: Subject) -> float | None:
     return span[0] / span[1] if span is not None and 0 < span[0] < span[1] else None
 
 
-def card_setting(state: NodeState, cause: Cause, share: float) -> Setting | None:
+def card_setting(state: NodeState, cause: Cause, share: float, because: str) -> Setting | None:
     span = legal_range(state, cause.subject)
     if span is None:
         return None
@@ -38,7 +38,7 @@ def card_setting(state: NodeState, cause: Cause, share: float) -> Setting | None
         POWER_LIMIT,
         cause.subject,
         watts,
-        why=f"{watts:.0f} W, {share:.0%} of its {span[1]:.0f} W: {cause.why}",
+        why=f"{watts:.0f} W, {share:.0%} of its {span[1]:.0f} W: {because}",
         rule=f"backpressure/{cause.kind}",
         numbers=(*cause.numbers, ("share", share)),
     )

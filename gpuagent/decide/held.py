@@ -33,6 +33,13 @@ class Held(msgspec.Struct, frozen=True):
         return (self.cause.kind, self.cause.subject)
 
     @property
+    def why(self) -> str:
+        """Why it is held now: for the cause, or because it is let go of step by step."""
+        if not self.grip.calm:
+            return self.cause.why
+        return f"the cause has ended and it is let go step by step; it was: {self.cause.why}"
+
+    @property
     def who(self) -> Subject:
         """The tenant or the card that is held."""
         return on_tenant(self.tenant) if self.tenant else on_gpu(self.cause.subject.gpu)

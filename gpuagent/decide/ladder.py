@@ -26,6 +26,8 @@ class Pull(msgspec.Struct, frozen=True):
     share: float
     origins: Origins
     cause: Cause
+    because: str
+    """Why now, in words."""
 
     def settings(self, protected: Iterable[Tenant], law: Backpressure) -> tuple[Setting, ...]:
         """One setting for each cgroup of the tenant: to be tried, or blocked with the reason."""
@@ -94,7 +96,7 @@ class Pull(msgspec.Struct, frozen=True):
             self.knob,
             on_cgroup(self.tenant.name, seat.path, seat.inode),
             value,
-            why=f"{what}: {self.cause.why}; {self.tenant.name} is L{self.tenant.level.value}",
+            why=f"{what}: {self.because}; {self.tenant.name} is L{self.tenant.level.value}",
             rule=f"backpressure/{self.cause.kind}",
             numbers=(*self.cause.numbers, ("share", self.share)),
             blocked=blocked,

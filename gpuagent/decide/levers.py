@@ -81,10 +81,12 @@ class Levers:
         if held.grip.share >= 1.0:
             return ()
         if held.tenant == CARD:
-            setting = card_setting(self._state, held.cause, held.grip.share)
+            setting = card_setting(self._state, held.cause, held.grip.share, held.why)
             return () if setting is None else (setting,)
         tenant = self.tenants[held.tenant]
-        pull = Pull(KNOB[held.knob], tenant, held.grip.share, self._origins(tenant), held.cause)
+        pull = Pull(
+            KNOB[held.knob], tenant, held.grip.share, self._origins(tenant), held.cause, held.why
+        )
         return pull.settings(self._protect_from(tenant), self._law)
 
     def _origins(self, tenant: Tenant) -> Origins:

@@ -24,6 +24,7 @@ _IDLE_RANK = 4
 _WORTH_RATIO = 0.03
 """A limit is not moved by less than this share of its cap: demand is never quite still."""
 _STARVED_RATIO = 0.05
+_PATIENCE_SECONDS = 10.0
 _AGAIN_SECONDS = 300.0
 """An alert is said again only after it has not held for this long."""
 
@@ -37,6 +38,12 @@ class Memory(msgspec.Struct, frozen=True):
     """Budget, cards and their ranges: if these change, the limits are decided anew at once."""
     said: dict[str, float] = {}
     """Alerts by name, and when each last held."""
+    seen_at: float | None = None
+    """When the cards were first known."""
+    listed_at: float | None = None
+    """When the processes on them were."""
+    ready: bool = False
+    """Whether it is known whose cards they are: before that an L1 tenant's would be cut like any."""
 
 
 class PowerBudget:
@@ -56,6 +63,9 @@ class PowerBudget:
         gpus = state.inventory.gpus
         if self._budget is None or not gpus:
             return Memory(), Decision()
+        memory = _heard(memory, state)
+        if not memory.ready:
+            return memory, Decision()
         claims = [c for g in gpus if (c := self._claim(state, memory, g)) is not None]
         fixed, unknown = _beyond_control(state, gpus, claims)
         usable = self._budget - fixed
@@ -193,6 +203,24 @@ class PowerBudget:
             )
             kind = "l1-card-limited" if state.acts else "would-limit-l1-card"
             yield Event(kind, now, text, on_gpu(claim.card))
+
+
+def _heard(memory: Memory, state: NodeState) -> Memory:
+    """Ready once the tenants were read after the processes on the cards; or after a while."""
+    if memory.ready:
+        return memory
+    now = state.now.mono
+    seen = now if memory.seen_at is None else memory.seen_at
+    listed = memory.listed_at
+    if listed is None and state.inventory.gpu_processes is not None:
+        listed = now
+    known = listed is not None and state.inventory.tenants_at > listed
+    return msgspec.structs.replace(
+        memory,
+        seen_at=seen,
+        listed_at=listed,
+        ready=known or now - seen >= _PATIENCE_SECONDS,
+    )
 
 
 def _news(

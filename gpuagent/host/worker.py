@@ -6,7 +6,6 @@ Frames are newline-delimited JSON. `child` is the other side.
 """
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import IO, Generic, TypeVar
 import msgspec
 
 import gpuagent
+from gpuagent.clock import patiently
 from gpuagent.errors import Unavailable
 from gpuagent.host.child import FRAME_LIMIT_BYTES, CallSlot
 
@@ -111,9 +111,7 @@ class Worker(Generic[Frame]):
 
     async def ended(self, seconds: float) -> None:
         """Wait until the process has ended, but no longer than this; `alive` says whether it has."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._dead.wait()
+        await patiently(self._dead.wait(), seconds)
 
     async def run(self) -> Ending:
         """Start the child and serve it until it ends or must be ended; says how.

@@ -3,6 +3,7 @@
 import math
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +23,9 @@ def node(budget: float | None) -> World:
     cards = [gpu(A, 0), gpu(B, 1)]
     tenants = [tenant("serve", Level.L1, gpus=[A]), tenant("train", gpus=[B])]
     power = Power(budget=budget)
-    return World(PowerBudget(Config(power=power)), gpus=cards, tenants=tenants)
+    w = World(PowerBudget(Config(power=power)), gpus=cards, tenants=tenants)
+    w.memory = msgspec.structs.replace(w.memory, ready=True)
+    return w
 
 
 def limits(w: World) -> dict[str, float]:
@@ -35,6 +38,27 @@ def test_without_a_budget_nothing_is_limited() -> None:
 
 def test_a_budget_that_holds_anyhow_limits_nothing() -> None:
     assert node(1400).step().settings == ()
+
+
+def test_nothing_is_decided_before_it_is_known_whose_cards_they_are() -> None:
+    w = node(1000)
+    w.memory = w.policy.begin()
+    w.says_tenants, w.listed = False, None
+    assert w.run(5).settings == ()
+    w.listed = ()
+    assert w.step().settings == ()
+    w.says_tenants = True
+    assert w.step().settings
+
+
+def test_but_it_is_not_waited_for_for_ever() -> None:
+    w = node(1000)
+    w.memory = w.policy.begin()
+    w.listed = None
+    w.run(9)
+    assert w.decision.settings == ()
+    w.run(3)
+    assert w.decision.settings
 
 
 def test_level_one_gets_its_demand_before_level_three() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from gpuagent.model.inventory import (
     NODE,
     Gpu,
+    GpuProcess,
     Level,
     Limits,
     Seat,
@@ -98,6 +99,7 @@ class World:
         self.outcomes: list[Outcome] = []
         self.acts = True
         self.says_tenants = True
+        self.listed: tuple[GpuProcess, ...] | None = ()
         self.frames: list[Frame] = []
         self.decision = Decision()
         self.events: list[str] = []
@@ -161,7 +163,7 @@ class World:
             if value is not None and read
         )
         tenants = self.tenants if self.says_tenants else None
-        sensed = Sensed(readings, gpus=self.gpus, tenants=tenants)
+        sensed = Sensed(readings, gpus=self.gpus, gpu_processes=self.listed, tenants=tenants)
         frame = Frame(
             Instant(self.now, 1.7e9 + self.now),
             (sensed,),

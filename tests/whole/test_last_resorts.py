@@ -1,0 +1,125 @@
+"""What is left when the usual way is barred: a fault anywhere, a broken file, a demoted agent."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuagent.config import Paths
+from gpuagent.record import decode
+from gpuagent.rescue import salvaged
+from tests.stage import Stage, until
+from tests.whole.conftest import Host
+
+FAULT = """
+import sys
+from gpuagent import daemon
+from gpuagent.act.cpu import CpuMax
+
+async def set(self, subject, raw):
+    raise KeyError("a fault in an actuator")
+
+CpuMax.set = set
+daemon.run(sys.argv[1])
+"""
+
+
+def test_a_fault_in_a_lane_is_exit_70_with_a_dump_that_replays(host: Host) -> None:
+    log = host.stage.folder / "faulty.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", FAULT, str(host.stage.config)],
+            env=os.environ | host.stage.driver.env,
+            stderr=out,
+        )
+
+    def ended() -> bool:
+        host.work(grow=2**29)
+        return process.poll() is not None
+
+    try:
+        host.settle()
+        until("the fault has ended it", ended, seconds=40)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 70, log.read_text()
+    assert "a fault in an actuator" in log.read_text()
+    assert host.untouched()
+    frames = decode((host.stage.folder / "state" / "crash-frames.msgpack").read_bytes())
+    assert any(s.gpus for f in frames for s in f.sensed)
+    assert any(s.tenants for f in frames for s in f.sensed)
+
+
+@pytest.mark.parametrize("how", ["an unknown key", "no TOML at all"])
+def test_restore_works_with_a_broken_file(host: Host, how: str) -> None:
+    daemon = host.run()
+    host.press()
+    daemon.kill()
+    text = host.stage.config.read_text()
+    broken = text.replace("[log]", "[lgo]") if how == "an unknown key" else text + "\n= = =\n"
+    host.stage.config.write_text(broken)
+    assert host.stage.command("config", "check").returncode == 2
+    done = host.stage.command("restore", "--rescue")
+    assert done.returncode == 0, done.stderr
+    assert host.untouched()
+
+
+def test_restore_never_says_done_of_a_guessed_place(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage:
+        stage.config.write_text("nonsense")
+        done = stage.command("restore")
+        assert done.returncode != 0
+        assert "--config" in done.stderr
+
+
+def test_paths_are_salvaged_as_far_as_they_can_be(tmp_path: Path) -> None:
+    file = tmp_path / "gpuagent.toml"
+    file.write_text('[paths]\nstate_dir = "/a"\ncgroup_root = 7\nsocket = "/s"\n[x]\ny = 1\n')
+    assert salvaged(str(file)) == Paths(state_dir="/a")
+    file.write_text("[paths]\n  state_dir = '/b'\nbroken =\n")
+    assert salvaged(str(file)) == Paths(state_dir="/b")
+    assert salvaged(str(tmp_path / "none")) == Paths()
+
+
+def test_the_service_manager_hears_what_the_agent_does_now(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        stage.configure(mode="observe")
+        stage.environment |= {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        daemon = stage.daemon()
+
+        def heard(what: str) -> str:
+            while True:
+                said = manager.recv(4096).decode()
+                if what in said:
+                    return said
+
+        assert "STATUS=observe" in heard("READY=1")
+        stage.configure(mode="enforce")
+        daemon.signal(signal.SIGHUP)
+        heard("RELOADING=1")
+        assert "STATUS=enforce" in heard("READY=1"), "ready once the new file is in force"
+        assert stage.command("pause").returncode == 0
+        heard("STATUS=paused")
+        assert stage.command("unpause").returncode == 0
+        heard("STATUS=enforce")
+
+
+def test_a_demoted_agent_holds_the_budget_and_a_pause_ends_that(host: Host) -> None:
+    text = host.stage.config.read_text()
+    host.stage.config.write_text(text + '[power]\nbudget = "500W"\n')
+    for _ in range(3):
+        daemon = host.stage.daemon().ready()
+        until("the limit is set", lambda: host.card.power_limit_watts == 500)
+        daemon.kill()
+    daemon = host.run()
+    assert "crashes" in daemon.client.get("/v1/health")["passive_why"]
+    assert host.card.power_limit_watts == 500, "held: nobody knows yet what goes wrong"
+    assert host.stage.command("pause").returncode == 0
+    until("the limit is put back", lambda: host.card.power_limit_watts == 700)
