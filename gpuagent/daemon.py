@@ -282,7 +282,7 @@ class Agent:
             raise
         finally:
             self._notify.ready(self._status())
-        self._event("reloaded", f"configuration {loaded.path} read again for {by}")
+        self._event("reloaded", f"configuration {loaded.path} read again for {by}", alert=False)
         late = f"; in force after a restart: {', '.join(restart)}" if restart else ""
         return f"configuration {loaded.path} is in force{late}"
 
@@ -339,8 +339,8 @@ class Agent:
             doing = f"observe, after crashes; configured to {posture.mode}"
         return f"{doing}; configuration is broken" if posture.config_error else doing
 
-    def _event(self, kind: str, text: str) -> None:
-        self._publisher.note(Event(kind, self._clock.now().mono, text))
+    def _event(self, kind: str, text: str, *, alert: bool = True) -> None:
+        self._publisher.note(Event(kind, self._clock.now().mono, text, alert=alert))
 
     async def _put_back(
         self, occasion: Occasion, *, busy: Collection[Target] = (), seconds: float = 0.0

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import re
 from collections import deque
 
@@ -48,7 +49,7 @@ class Publisher:
     def note(self, event: Event) -> None:
         """Add an event that no sensor and no policy has made."""
         self._events.append(event)
-        _log.info(event.text, kind=event.kind)
+        _say_event(event)
 
     def publish(self, snapshot: Snapshot) -> None:
         """Called once a tick: this is also the sign of life for the service manager."""
@@ -64,7 +65,7 @@ class Publisher:
         for health in snapshot.state.health.values():
             self._health.say(health, now)
         for event in snapshot.events:
-            _log.info(event.text, kind=event.kind, subject=str(event.subject or "node"))
+            _say_event(event)
         settings = snapshot.plan.by_key()
         for key, outcome in snapshot.outcomes.items():
             wish = settings.get(key)
@@ -88,9 +89,21 @@ class Publisher:
             knob=outcome.knob.name,
             subject=str(outcome.subject),
             result=outcome.result,
-            wanted=outcome.wanted,
-            real=outcome.real,
-            original=outcome.original,
+            wanted=_told(outcome.wanted),
+            real=_told(outcome.real),
+            original=_told(outcome.original),
             why=why,
             became=outcome.why,
         )
+
+
+def _say_event(event: Event) -> None:
+    say = _log.warning if event.alert else _log.info
+    say(event.text, kind=event.kind, subject=str(event.subject or "node"))
+
+
+def _told(value: float | None) -> float | str | None:
+    """A value as a log line can hold it: JSON has no infinity."""
+    if value is None:
+        return None
+    return "unlimited" if math.isinf(value) else round(value, 3)

@@ -25,6 +25,9 @@ from gpuagent.model.state import Event, NodeState
 from gpuagent.model.vocab import KNOB
 
 
+_ALERTS = frozenset({"no-lever-left", "lever-let-go", "l1-card-limited"})
+
+
 class Backpressure:
     """See the module."""
 
@@ -251,4 +254,5 @@ class _Turn:
                 )
 
     def _event(self, kind: str, text: str, cause: Cause) -> None:
-        self.events.append(Event(kind, self._now, text, cause.subject, cause.numbers))
+        alert = kind in _ALERTS
+        self.events.append(Event(kind, self._now, text, cause.subject, cause.numbers, alert))

@@ -184,13 +184,13 @@ class PowerBudget:
                 f"of all cards are {floors:.0f} W and {fixed:.0f} W are beyond control; raise the "
                 "budget or take cards out of use"
             )
-            yield Event("power-budget-unreachable", now, text, NODE)
+            yield Event("power-budget-unreachable", now, text, NODE, alert=True)
         for gpu in unknown:
             text = (
                 f"what {label(gpu)} may draw is not known ({gpu.blind or 'it does not say'}); the "
                 "budget counts it like the largest of the others"
             )
-            yield Event("power-unknown", now, text, on_gpu(gpu.uuid))
+            yield Event("power-unknown", now, text, on_gpu(gpu.uuid), alert=True)
         verb = "gets" if state.acts else "would get"
         for claim in claims:
             gpu_or_none = state.inventory.gpu(claim.card)
@@ -202,7 +202,7 @@ class PowerBudget:
                 f"{claim.demand:.0f} W it asks for"
             )
             kind = "l1-card-limited" if state.acts else "would-limit-l1-card"
-            yield Event(kind, now, text, on_gpu(claim.card))
+            yield Event(kind, now, text, on_gpu(claim.card), alert=state.acts)
 
 
 def _heard(memory: Memory, state: NodeState) -> Memory:

@@ -197,4 +197,5 @@ class Picture:
 
     def _event(self, kind: str, at: float, text: str, uuid: str, *, xid: int | None = None) -> None:
         numbers = () if xid is None else (("xid", float(xid)),)
-        self._events.append(Event(kind, at, text, on_gpu(uuid), numbers))
+        alert = kind in ("gpu-blind", "xid")
+        self._events.append(Event(kind, at, text, on_gpu(uuid), numbers, alert))

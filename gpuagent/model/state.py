@@ -50,6 +50,8 @@ class Event(msgspec.Struct, frozen=True):
     text: str
     subject: Subject | None = None
     numbers: tuple[tuple[str, float], ...] = ()
+    alert: bool = False
+    """Whether somebody should look at it."""
 
 
 class Sensed(msgspec.Struct, frozen=True):

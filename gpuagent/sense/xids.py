@@ -113,13 +113,13 @@ class KernelXids:
                 text = (
                     f"the kernel log tells of {describe(told.xid)} on no card we know: {told.text}"
                 )
-                events.append(Event("xid", now.mono, text, None, numbers))
+                events.append(Event("xid", now.mono, text, None, numbers, alert=True))
                 continue
             news = self._counts.from_kernel(gpu.uuid, told.xid, now)
             readings += news
             if news:
                 text = f"{describe(told.xid)} on GPU {gpu.index} ({gpu.name}): {told.text}"
-                events.append(Event("xid", now.mono, text, on_gpu(gpu.uuid), numbers))
+                events.append(Event("xid", now.mono, text, on_gpu(gpu.uuid), numbers, alert=True))
         return Sensed(readings=tuple(readings), events=tuple(events))
 
 

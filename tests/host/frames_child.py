@@ -34,7 +34,7 @@ def main() -> None:
             sink.flush()
             time.sleep(60)
     elif do == "print":
-        print("a library that prints")
+        print("a library that prints", flush=True)
         pipes.send({"heard": "said"})
         pipes.finish(5)
         sys.exit("and then it failed")
