@@ -1,0 +1,142 @@
+"""What the simulated cards, the host and the workloads are made of, from the files in `profiles/`.
+
+Every coefficient has its source there, or the word "assumed"; none is written in the code.
+"""
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Annotated, TypeVar
+
+import msgspec
+import tomli
+from msgspec import Meta
+
+from gpuagent.errors import ConfigError
+from gpuagent.sim.curve import Curve, Shape
+from gpuagent.sim.work import Work
+
+Source = Annotated[str, Meta(min_length=7)]
+T = TypeVar("T")
+
+
+class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A coefficient and where it comes from."""
+
+    value: float
+    source: Source
+
+
+class Flag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    value: bool
+    source: Source
+
+
+class CardProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One kind of card."""
+
+    name: str
+    idle_watts: Number
+    knee: Number
+    order: Number
+    memory_bytes: Number
+    context_bytes: Number
+    """Device memory that a process takes by using the card at all."""
+    power_min_watts: Number
+    power_max_watts: Number
+    """Range of the limit; the highest is the default."""
+    power_averaged: Flag
+    """Whether the power that is read is an average over a second."""
+    power_noise_ratio: Number
+    """Standard deviation of what is read."""
+    clock_hertz: Number
+    """Highest clock of the SMs."""
+    limit_delay_min_seconds: Number
+    limit_delay_max_seconds: Number
+    """Until a new power limit acts."""
+    thermal_celsius_per_watt: Number
+    thermal_seconds: Number
+    slowdown_celsius: Number
+    """Temperature at which the driver takes clocks down."""
+    slowdown_clock_per_second: Number
+    time_slice_seconds: Number
+    """How long another tenant keeps the card once it has it."""
+    utilization_window_seconds: Number
+    shapes: dict[str, Shape]
+
+    @property
+    def curve(self) -> Curve:
+        return Curve(idle_watts=self.idle_watts.value, knee=self.knee.value, order=self.order.value)
+
+
+class HostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The host around the cards."""
+
+    cpus: Number
+    memory_bytes: Number
+    memory_system_bytes: Number
+    throttled_counts_in_node_pressure: Flag
+    """Whether threads that cpu.max holds count as waiting in the pressure of the whole host."""
+
+
+def converted(value: object, kind: type[T], *, where: str) -> T:
+    """A TOML value as a struct. Raises ConfigError that names the key."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).rpartition(" - at ")
+        key = path.strip("`").removeprefix("$").removeprefix(".")
+        what = f"{where}: {key}: {text}" if text and key else f"{where}: {text or error}"
+        raise ConfigError([what]) from None
+
+
+def document(text: str, *, where: str) -> dict[str, object]:
+    """A TOML text as values. Raises ConfigError that names the line."""
+    try:
+        return tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        raise ConfigError([f"{where}:{error.lineno}: not valid TOML: {error.msg}"]) from None
+
+
+def _read(name: str) -> dict[str, object]:
+    text = resources.files("gpuagent.sim").joinpath("profiles", f"{name}.toml").read_text("utf-8")
+    return document(text, where=f"profiles/{name}.toml")
+
+
+def cards() -> tuple[str, ...]:
+    """Names of the kinds of card there are."""
+    folder = resources.files("gpuagent.sim").joinpath("profiles")
+    names = (entry.name.removesuffix(".toml") for entry in folder.iterdir())
+    return tuple(sorted(name for name in names if name not in {"host", "workloads"}))
+
+
+def card(name: str, changes: Mapping[str, float] | None = None) -> CardProfile:
+    """A kind of card, with other values for some of its numbers.
+
+    Raises ConfigError where there is no such kind of card or number.
+    """
+    known = cards()
+    if name not in known:
+        raise ConfigError([f"{name} is no kind of card; there are {', '.join(known)}"])
+    made = converted(_read(name), CardProfile, where=f"profiles/{name}.toml")
+    numbers = [f for f in made.__struct_fields__ if isinstance(getattr(made, f), Number)]
+    unknown = [c for c in changes or {} if c not in numbers]
+    if unknown:
+        raise ConfigError(
+            [f"set.{c}: no number of {name}; it has {', '.join(numbers)}" for c in unknown]
+        )
+    given = {c: Number(value, "given by the scenario") for c, value in (changes or {}).items()}
+    return msgspec.structs.replace(made, **given)
+
+
+def host() -> HostProfile:
+    return converted(_read("host"), HostProfile, where="profiles/host.toml")
+
+
+def work(name: str, changes: dict[str, object], *, where: str) -> Work:
+    """A workload of `profiles/workloads.toml` with changes. Raises ConfigError."""
+    known = _read("workloads")
+    preset = known.get(name)
+    if not isinstance(preset, dict):
+        raise ConfigError([f"{where}: {name!r} is no workload; there are {', '.join(known)}"])
+    made: Work = converted({**preset, **changes}, Work, where=where)  # type: ignore[arg-type]  # a union is no class, and msgspec takes it
+    return made
