@@ -175,13 +175,13 @@ class Match(msgspec.Struct, frozen=True):
     slurm_job: Pattern = ""
     """Slurm job id."""
     user: Pattern = ""
-    """User name or number."""
+    """User name or number; inside containers, pods and jobs only beside a match of these."""
     exe: Pattern = ""
-    """Path of the executable."""
+    """Path of the executable; inside containers, pods and jobs only beside a match of these."""
 
 
 class TenantRule(msgspec.Struct, frozen=True):
-    """A tenant: the first rule that matches a process claims it."""
+    """A tenant. Rules that name a place come before those with only user or exe; then the first."""
 
     name: Name
     """Its name in API, metrics and logs."""

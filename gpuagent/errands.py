@@ -81,6 +81,8 @@ class Errands:
             said = await self._do(command)
         except AgentError as error:
             _log.warning("command failed", command=type(command).__name__, why=str(error))
+            self._wake("a command has failed")
+            await self._shown()
             if not answer.done():
                 answer.set_exception(error)
             return

@@ -1,7 +1,6 @@
 """`gpuagent restore`: puts back what the ledger holds, without a daemon and with a broken file, too."""
 
 import asyncio
-import os
 import re
 
 import tomli
@@ -33,36 +32,36 @@ def restore(config_path: str, *, rescue: bool) -> Report:
     far as they can be made out. Raises Refused while a daemon runs, and where the ledger was looked
     for at a guessed path and is not there; Corrupt where it cannot be read.
     """
-    problem = ""
+    guessed = ""
     try:
         config = load(config_path).config
     except ConfigError as error:
-        problem = str(error)
-        config = Config(paths=salvaged(config_path))
-    paths = config.paths
-    if problem and not os.path.exists(os.path.join(paths.state_dir, "ledger.jsonl")):
+        found = salvaged(config_path)
+        guessed = "" if "state_dir" in found else str(error)
+        config = Config(paths=Paths(**found))
+    with hold(config.paths.state_dir):
+        report = asyncio.run(_restore(config, Occasion.RESCUE if rescue else Occasion.BY_HAND))
+    if guessed and not report:
         raise Refused(
-            f"{config_path} has problems, and there is no ledger in {paths.state_dir}: mend the "
-            f"file or name another with --config, and try again\n{problem}"
+            f"{config_path} does not say where the ledger is, and there is nothing in "
+            f"{config.paths.state_dir}: mend the file or name another with --config\n{guessed}"
         )
-    with hold(paths.state_dir):
-        return asyncio.run(_restore(config, Occasion.RESCUE if rescue else Occasion.BY_HAND))
+    return report
 
 
-def salvaged(config_path: str) -> Paths:
-    """The paths that a file names which is not valid as a whole; the defaults for the others."""
+def salvaged(config_path: str) -> dict[str, str]:
+    """The paths by key that a file names which is not valid as a whole."""
     try:
         with open(config_path, encoding="utf-8", errors="replace") as file:
             text = file.read(_MOST_CHARACTERS)
     except OSError:
-        return Paths()
+        return {}
     try:
         table = tomli.loads(text).get("paths", {})
     except tomli.TOMLDecodeError:
         table = dict(_PATH_LINE.findall(text))
     found = table if isinstance(table, dict) else {}
-    usable = {k: v for k in _PATHS if isinstance(v := found.get(k), str) and v.startswith("/")}
-    return Paths(**usable)
+    return {k: v for k in _PATHS if isinstance(v := found.get(k), str) and v.startswith("/")}
 
 
 async def _restore(config: Config, occasion: Occasion) -> Report:

@@ -24,24 +24,13 @@ from rich.text import Text
 from tests.fakes.nvml import GIB, H100_80GB
 from tests.stage import ApiError, Daemon, Stage, Staged
 
-TENANTS = """
+SETTINGS = """
 [power]
 budget = "1000W"
 [nvml]
 process_interval = "1s"
-[[tenants]]
-name = "chat-api"
-sla = "L1"
-match.unit = "chat-api.service"
-[[tenants]]
-name = "batch-embed"
-sla = "L2"
-match.unit = "batch-embed.service"
-[[tenants]]
-name = "finetune"
-sla = "L3"
-match.unit = "finetune.service"
 """
+LEVELS = {"chat-api": "L1", "batch-embed": "L2", "finetune": "L3"}
 STEP_SECONDS = 0.5
 FULL_CORES = 3.0
 
@@ -51,9 +40,9 @@ class Load:
 
     def __init__(self, stage: Stage) -> None:
         self.hot, self.cool = stage.cards
-        self.chat = stage.tenant("chat-api.service")
-        self.tune = stage.tenant("finetune.service")
-        self.batch = stage.tenant("batch-embed.service")
+        self.chat = stage.tenant("chat-api")
+        self.tune = stage.tenant("finetune")
+        self.batch = stage.tenant("batch-embed")
         self.tune_memory = 18.0 * GIB
         self.celsius = 58.0
         self._listed: list[tuple[Any, int]] = []
@@ -213,7 +202,8 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="gpuagent-demo-"))
     try:
         with Stage(folder, [H100_80GB, H100_80GB]) as stage:
-            stage.configure(TENANTS, law="")
+            rules = (stage.rule(name, level) for name, level in LEVELS.items())
+            stage.configure(SETTINGS + "".join(rules), law="")
             return 0 if play(stage, console, seconds) else 1
     except (RuntimeError, AssertionError) as error:
         console.print(f"demo: {error}", style="bold")

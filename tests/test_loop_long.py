@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from gpuagent.config import Found, Power
-from gpuagent.decide.backpressure import Memory
+from gpuagent.decide.held import Memory
 from gpuagent.model.plan import Pause, Plan, Unpause
 from gpuagent.model.state import Event, Sensed
 from gpuagent.ports import KernelXid

@@ -44,14 +44,39 @@ def _say_held(told: Document) -> None:
     row = told["row"]
     held = row["held_back"]
     if held is not None:
-        share = amount("ratio", held["share_ratio"])
-        say(f"It is held back to {share} of its usual activity for {held['cause']}: {held['why']}.")
+        say(_held(held))
     elif row["may_be_held_back"]:
         say("It is not held back now.")
     else:
         say("It is not held back, and will not be.")
     if told["passive_why"]:
         say(f"Nothing is changed now: {told['passive_why']}.")
+
+
+_EFFECT = {
+    "applied": "It is held back to {share} for {cause}: {why}.",
+    "in flight": "It is being held back to {share} for {cause}: {why}.",
+    "pending": "It is held back to {share} for {cause} as soon as it starts anew: {why}.",
+    "would": "It would be held back to {share} for {cause} if the agent acted: {why}.",
+    "refused": "It is to be held back to {share} for {cause}: {why}. That is refused{hindrance}.",
+    "ineffective": "It is to be held back to {share} for {cause}: {why}. "
+    "That has no effect{hindrance}.",
+    "contested": "It is to be held back to {share} for {cause}: {why}. "
+    "Somebody else keeps undoing that{hindrance}.",
+    "gone": "It is to be held back to {share} for {cause}: {why}. "
+    "What was to be turned has gone{hindrance}.",
+    None: "It is to be held back to {share} for {cause}: {why}. "
+    "What became of that is not known yet.",
+}
+"""By what became of the decision: only the first three are in force."""
+
+
+def _held(held: Document) -> str:
+    hindrance = f": {held['effect_why']}" if held["effect_why"] else ""
+    share = f"{amount('ratio', held['share_ratio'])} of its usual activity"
+    return _EFFECT[held["effect"]].format(
+        share=share, cause=held["cause"], why=held["why"], hindrance=hindrance
+    )
 
 
 def _say_causes(causes: list[Document]) -> None:

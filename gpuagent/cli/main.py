@@ -12,6 +12,7 @@ COMMANDS: dict[str, str] = {
     "daemon": "gpuagent.cli.running:daemon",
     "status": "gpuagent.cli.status:status",
     "tenants": "gpuagent.cli.status:tenants",
+    "top": "gpuagent.cli.top:top",
     "explain": "gpuagent.cli.explain:explain",
     "check": "gpuagent.cli.check:check",
     "config": "gpuagent.cli.configuration:config",

@@ -47,7 +47,7 @@ def _say_node(node: Document, health: Document) -> None:
         say("  the driver has been released; `gpuagent resume` takes it up again")
     say(
         f"Cards {_count(node['gpus'])}, drawing {amount('watts', node['gpu_power_watts'])}; "
-        f"tenants {_count(node['tenants'])}, held back {node['tenants_held_back']}; "
+        f"tenants {_count(node['tenants'])}, {_limited(node)}; "
         f"causes {node['active_causes']}; "
         f"CPU busy {amount('ratio', node['cpu_busy_ratio'])}, "
         f"host memory free {amount('bytes', node['memory_available_bytes'])}"
@@ -58,18 +58,33 @@ def _count(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
 
 
+def _limited(node: Document) -> str:
+    """What is held back in fact, and what would be if the agent acted."""
+    parts = [f"held back {node['tenants_held_back']}"]
+    if node["tenants_would_be_held_back"]:
+        parts.append(f"would be held back {node['tenants_would_be_held_back']}")
+    if node["gpus_limited"]:
+        parts.append(f"cards limited {node['gpus_limited']}")
+    if node["gpus_would_be_limited"]:
+        parts.append(f"cards that would be limited {node['gpus_would_be_limited']}")
+    return ", ".join(parts)
+
+
 def _say_health(health: Document) -> None:
-    if health["ok"]:
-        say("Health: ok")
-        return
-    say("Health: not ok")
+    word = "ok" if health["ok"] else "not ok"
+    say(f"Health: {word}, degraded" if health["degraded"] else f"Health: {word}")
+    if health["demoted"]:
+        say(f"  only observing: {health['demoted']}")
     for line in health["config_error"].splitlines():
         say(f"  configuration: {line}")
     for sensor in health["sensors"]:
         if sensor["up"] is False:
             last = sensor["last_success_seconds"]
             ago = "never" if last is None else f"{seconds(last)} ago"
-            say(f"  {sensor['name']}: {sensor['why']} (last read: {ago})")
+            name = sensor["name"] if sensor["essential"] else f"{sensor['name']} (optional)"
+            say(f"  {name}: {sensor['why']} (last read: {ago})")
+    for card in health["blind"]:
+        say(f"  card {card['index']} cannot be read: {card['why']}")
 
 
 def _say_cards(cards: list[Document]) -> None:
@@ -90,9 +105,6 @@ def _say_cards(cards: list[Document]) -> None:
             )
         )
     table(("Card", "Name", "Busy", "Memory", "Power", "Heat", "Tenants"), rows)
-    for card in cards:
-        if card["blind"]:
-            say(f"Card {card['index']} cannot be read: {card['blind']}")
 
 
 def _of(unit: str, part: float | None, whole: float | None) -> str:
@@ -124,10 +136,25 @@ def _tenant_row(row: Document) -> tuple[str, ...]:
     return (
         row["name"],
         row["level"],
-        amount("ratio", row["share_ratio"]),
+        _share(row),
         listed(row["gpus"]),
         amount("bytes", row["gpu_memory_bytes"]),
         amount("", row["cpu_cores"]),
         str(row["processes"]),
-        "" if held is None else f"{held['cause']} ({held['rung']})",
+        "" if held is None else _reason(held),
     )
+
+
+def _share(row: Document) -> str:
+    """What the tenant is left; where nothing is done, what it would be."""
+    would = row["would_share_ratio"]
+    if would is not None and row["share_ratio"] == 1:
+        return f"would {amount('ratio', would)}"
+    return amount("ratio", row["share_ratio"])
+
+
+def _reason(held: Document) -> str:
+    reason = f"{held['cause']} ({held['rung']})"
+    if held["in_force"] or held["effect"] == "would":
+        return reason
+    return f"{reason}: {held['effect'] or 'not known yet'}"

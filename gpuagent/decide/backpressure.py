@@ -24,7 +24,6 @@ from gpuagent.model.plan import Blocked, Cause, Decision, Hold, Setting
 from gpuagent.model.state import Event, NodeState
 from gpuagent.model.vocab import KNOB
 
-
 _ALERTS = frozenset({"no-lever-left", "lever-let-go", "l1-card-limited"})
 
 
@@ -74,7 +73,7 @@ class _Turn:
         # What only would have been done, or has all been put back since, is no hold.
         kept = memory.held if memory.acts == state.acts else ()
         self._held = {h.key: self._floored(h) for h in kept if self._levers.exists(h)}
-        self._cut_at = dict(memory.cut_at)
+        self._cut_at = dict(memory.cut_at) if memory.acts == state.acts else {}
         self._helpless = set(memory.helpless)
         self._blocked: list[Setting] = []
 

@@ -4,7 +4,6 @@ No request reads or changes the host. A command goes into the inbox, which the n
 """
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum, unique
 from typing import Protocol
@@ -15,7 +14,6 @@ from gpuagent.clock import Clock
 from gpuagent.errors import Unavailable
 from gpuagent.expose import explain, picture
 from gpuagent.expose.auth import Peer, Role
-from gpuagent.expose.picture import wire
 from gpuagent.expose.problems import Trouble, not_found
 from gpuagent.expose.views import Done, Page, View
 from gpuagent.model.inventory import Tenant
@@ -28,6 +26,7 @@ from gpuagent.model.plan import (
     Snapshot,
     Unpause,
 )
+from gpuagent.model.text import wire, wired
 
 STALE_SECONDS = 30.0
 """A picture older than this means that the loop is stuck."""
@@ -129,8 +128,11 @@ def _health(told: Told, ask: Ask) -> View:
 
 def _gpus(told: Told, ask: Ask) -> View:
     snapshot = current(told)
-    views = picture.gpu_views(snapshot, picture.gpus(snapshot, ask.peer), ask.peer)
-    return Page(items=views, next=None, total=len(views))
+    shown = picture.gpus(snapshot, ask.peer)
+    marks = [f"{card.index:04d}/{wire(card.uuid)}" for card in shown]
+    part, after = _part(ask.query, marks)
+    items = picture.gpu_views(snapshot, shown[part], ask.peer)
+    return Page(items=items, next=after, total=len(shown))
 
 
 def _gpu(told: Told, ask: Ask) -> View:
@@ -146,16 +148,20 @@ def _gpu(told: Told, ask: Ask) -> View:
 def _tenants(told: Told, ask: Ask) -> View:
     snapshot = current(told)
     shown = picture.tenants(snapshot, ask.peer)
-    start, size = _start(ask.query, [wire(t.name) for t in shown]), _size(ask.query)
-    items = tuple(picture.row(snapshot, t) for t in shown[start : start + size])
-    more = start + size < len(shown)
-    return Page(items=items, next=wire(items[-1].name) if more else None, total=len(shown))
+    part, after = _part(ask.query, [wire(t.name) for t in shown])
+    items = tuple(picture.row(snapshot, t) for t in shown[part])
+    return Page(items=items, next=after, total=len(shown))
 
 
-def _start(query: Mapping[str, str], names: Sequence[str]) -> int:
-    """Position of the first name behind `after`, which need not exist any more."""
-    start = query.get("after")
-    return 0 if start is None else sum(1 for n in names if n <= start)
+def _part(query: Mapping[str, str], marks: Sequence[str]) -> tuple[slice, str | None]:
+    """Which of the items, marked in ascending order, are asked for, and the `after` of the next part.
+
+    What `after` names need not exist any more.
+    """
+    after = query.get("after")
+    start = 0 if after is None else sum(1 for m in marks if m <= after)
+    end = start + _size(query)
+    return slice(start, end), marks[end - 1] if end < len(marks) else None
 
 
 def _size(query: Mapping[str, str]) -> int:
@@ -292,20 +298,8 @@ class Desk:
 
 
 def to_json(answer: object) -> bytes:
-    """UTF-8 JSON. Text that is no UTF-8 is sent escaped, infinity as "+Inf", NaN as null."""
+    """UTF-8 JSON. Text that is no UTF-8 is sent escaped. Views hold no infinity: `picture.number`."""
     try:
         return msgspec.json.encode(answer)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_mended(msgspec.to_builtins(answer)))
-
-
-def _mended(value: object) -> object:
-    if isinstance(value, str):
-        return wire(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return picture.number(value)
-    if isinstance(value, dict):
-        return {wire(str(k)): _mended(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_mended(v) for v in value]
-    return value
+        return msgspec.json.encode(wired(msgspec.to_builtins(answer)))

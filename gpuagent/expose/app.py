@@ -6,10 +6,11 @@ problem document.
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Handler, Middleware
 
 from gpuagent.errors import AgentError, Corrupt
@@ -30,11 +31,14 @@ from gpuagent.expose.api import (
     to_json,
 )
 from gpuagent.expose.auth import Peer
+from gpuagent.expose.door import Door
 from gpuagent.expose.metrics import CONTENT_TYPE, Exposition
 from gpuagent.expose.problems import Problem, Trouble
 from gpuagent.log import printable
+from gpuagent.model.plan import Snapshot
 
 BODY_MOST_BYTES = 4096
+_REASON_MOST = 200
 _BODY_SECONDS = 5.0
 
 PeerOf = Callable[[web.Request], Peer]
@@ -42,16 +46,28 @@ PeerOf = Callable[[web.Request], Peer]
 _log = structlog.get_logger()
 
 
+class Text(Protocol):
+    """The text of a page for Prometheus."""
+
+    async def __call__(self, snapshot: Snapshot, *, zipped: bool) -> bytes: ...
+
+
 class Pages:
-    """The three pages for machines: /metrics, /healthz, /readyz."""
+    """The pages for machines: /metrics, /metrics/dcgm, /healthz, /readyz."""
 
     def __init__(self, told: Told, exposition: Exposition) -> None:
         self._told = told
         self._exposition = exposition
 
     async def metrics(self, request: web.Request) -> web.Response:
+        return await self._exposed(request, self._exposition.text)
+
+    async def dcgm(self, request: web.Request) -> web.Response:
+        return await self._exposed(request, self._exposition.dcgm_text)
+
+    async def _exposed(self, request: web.Request, text: Text) -> web.Response:
         zipped = "gzip" in request.headers.get("Accept-Encoding", "")
-        body = await self._exposition.text(current(self._told), zipped=zipped)
+        body = await text(current(self._told), zipped=zipped)
         response = web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
         response.headers["Vary"] = "Accept-Encoding"
         if zipped:
@@ -79,6 +95,7 @@ def socket_app(
     *,
     gate: Gate,
     peer_of: PeerOf,
+    door: Door,
     exposition: Exposition,
     send_seconds: float,
 ) -> web.Application:
@@ -87,39 +104,74 @@ def socket_app(
     A reader that has not taken its answer within `send_seconds` is cut off.
     """
     pages = Pages(told, exposition)
-    app = web.Application(middlewares=[_guard(gate, send_seconds)], client_max_size=BODY_MOST_BYTES)
+    app = web.Application(
+        middlewares=[_guard(gate, send_seconds, door)], client_max_size=BODY_MOST_BYTES
+    )
     desk = Desk(inbox)
     for get in GETS:
         # Names may hold anything; aiohttp by itself would not match one with a brace.
         path = get.path.replace("{name}", "{name:[^/]+}")
-        app.router.add_get(path, _reader(told, get, gate, peer_of))
+        _add(app, path, _reader(told, get, gate, peer_of))
     for post in POSTS:
-        app.router.add_post(post.path, _taker(desk, post, gate, peer_of))
-    app.router.add_get("/healthz", pages.healthz)
-    app.router.add_get("/readyz", pages.readyz)
+        _add(app, post.path, _taker(desk, post, gate, peer_of), method="POST")
+    _add(app, "/healthz", pages.healthz)
+    _add(app, "/readyz", pages.readyz)
 
     async def metrics(request: web.Request) -> web.Response:
         gate.check(peer_of(request), For.ADMINS)  # it names every tenant
         return await pages.metrics(request)
 
-    app.router.add_get("/metrics", metrics)
+    async def dcgm(request: web.Request) -> web.Response:
+        gate.check(peer_of(request), For.ADMINS)
+        return await pages.dcgm(request)
+
+    _add(app, "/metrics", metrics)
+    _add(app, "/metrics/dcgm", dcgm)
     app.on_response_prepare.append(_finish)
     return app
 
 
 def loopback_app(
-    told: Told, *, hosts: frozenset[str], exposition: Exposition, send_seconds: float
+    told: Told,
+    *,
+    hosts: frozenset[str],
+    door: Door,
+    exposition: Exposition,
+    send_seconds: float,
 ) -> web.Application:
-    """The three pages, for the loopback address. `hosts` are the names it may be asked by."""
+    """The pages for machines, for the loopback address. `hosts` are the names it may be asked by."""
     pages = Pages(told, exposition)
     app = web.Application(
-        middlewares=[_guard(None, send_seconds), _same_host(hosts)], client_max_size=BODY_MOST_BYTES
+        middlewares=[_guard(None, send_seconds, door), _same_host(hosts)],
+        client_max_size=BODY_MOST_BYTES,
     )
-    app.router.add_get("/metrics", pages.metrics)
-    app.router.add_get("/healthz", pages.healthz)
-    app.router.add_get("/readyz", pages.readyz)
+    _add(app, "/metrics", pages.metrics)
+    _add(app, "/metrics/dcgm", pages.dcgm)
+    _add(app, "/healthz", pages.healthz)
+    _add(app, "/readyz", pages.readyz)
     app.on_response_prepare.append(_finish)
     return app
+
+
+def _add(app: web.Application, path: str, handler: Handler, *, method: str = "GET") -> None:
+    router = app.router
+    if method == "GET":
+        router.add_get(path, handler, expect_handler=_expected)
+    else:
+        router.add_route(method, path, handler, expect_handler=_expected)
+
+
+async def _expected(request: web.Request) -> web.StreamResponse | None:
+    """What the one expectation that HTTP has asks for; any other is refused."""
+    if request.headers.get("Expect", "").lower() != "100-continue":
+        refusal = _problem(Trouble(417, "the Expect header asks for more than HTTP has").problem())
+        refusal.force_close()  # a body may be on its way
+        return refusal
+    if request.version == HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # The response that follows counts what was sent of itself.
+        request.writer.output_size = 0
+    return None
 
 
 def _reader(told: Told, get: Get, gate: Gate, peer_of: PeerOf) -> Handler:
@@ -149,9 +201,10 @@ def _taker(desk: Desk, post: Post, gate: Gate, peer_of: PeerOf) -> Handler:
     return respond
 
 
-def _guard(gate: Gate | None, send_seconds: float) -> Middleware:
+def _guard(gate: Gate | None, send_seconds: float, door: Door) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        door.asks(request.transport)
         try:
             response = await handler(request)
         except AgentError as error:
@@ -163,6 +216,9 @@ def _guard(gate: Gate | None, send_seconds: float) -> Middleware:
         except Exception:  # noqa: BLE001 - the outermost frame: no request ends the daemon
             _log.exception("a request met a fault of the agent", path=request.path)
             response = _refused(Corrupt("this is a fault of the agent; its log says more"), gate)
+        door.answered(request.transport)
+        if door.full:
+            response.force_close()  # others wait: one answer each
         return await _send(request, response, send_seconds)
 
     return guard
@@ -236,6 +292,28 @@ async def _send(
     except ConnectionError:
         pass  # the reader has gone
     return response
+
+
+class Speaker(web.RequestHandler):
+    """Speaks HTTP on one connection. What is no HTTP gets a problem document as well."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Called for what never reaches the application, and if that itself fails."""
+        if status < 500:
+            reason = printable((message or "").partition("\n")[0])[:_REASON_MOST]
+            trouble = Trouble(status, f"this is no HTTP request: {reason}" if reason else "")
+        else:
+            _log.error("a request met a fault of the agent", exc_info=exc)
+            trouble = Trouble(status, "this is a fault of the agent; its log says more")
+        response = _problem(trouble.problem())
+        response.force_close()
+        return response
 
 
 async def _finish(_request: web.Request, response: web.StreamResponse) -> None:

@@ -121,11 +121,10 @@ def _lives_in(pid: int, origin: Origin, tenant: Tenant, rules: Rules) -> bool:
         return False
     if any(p.pid == pid and p.started == origin.started for p in tenant.processes):
         return True
-    return any(
-        below(origin.cgroup, seat.path)
-        for seat in tenant.seats
-        if _identifies(seat.path, rules.own_cgroup)
-    )
+    # A shared cgroup tells nobody from its neighbours; a container is somebody's whatever its seat.
+    homes = {seat.path for seat in tenant.seats if not seat.refusal}
+    homes |= {p.home for p in tenant.places if p.container or p.pod or p.slurm_job}
+    return any(below(origin.cgroup, home) for home in homes if _identifies(home, rules.own_cgroup))
 
 
 def _identifies(path: str, own_cgroup: str) -> bool:

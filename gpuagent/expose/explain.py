@@ -2,7 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 
-from gpuagent.expose.picture import hold, number, numbers, passive_why, readings, row
+from gpuagent.expose.picture import (
+    hold,
+    number,
+    numbers,
+    passive_why,
+    readings,
+    row,
+    tight,
+)
 from gpuagent.expose.views import CauseView, ExplanationView, KnobView, PlanView
 from gpuagent.model.inventory import Level, Subject, Tenant, on_cgroup, on_gpu
 from gpuagent.model.plan import Cause, Setting, Snapshot
@@ -82,7 +90,7 @@ def plan(snapshot: Snapshot) -> PlanView:
             _knob(snapshot, k, settings.get(k), inventory.tenant(k[1].tenant)) for k in order
         ),
         causes=tuple(_cause(c, snapshot) for c in snapshot.causes),
-        held_back={h.tenant: hold(h) for h in snapshot.holds if h.share < 1},
+        held_back=tuple(hold(snapshot, h) for h in tight(snapshot)),
     )
 
 

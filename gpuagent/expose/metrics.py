@@ -1,4 +1,9 @@
-"""/metrics: the snapshot in the words of Prometheus, rendered in a thread, once for each snapshot.
+"""/metrics: the snapshot in the words of Prometheus; and what renders it and /metrics/dcgm.
+
+Pages are rendered in a thread, one at a time, and a text is told for a second before the next one
+is made: passes of the loop may come twenty times as often. What is told is therefore up to a second
+older than the newest picture (a change of posture is told at once, for whoever has just ordered it);
+`gpuagent_snapshot_timestamp_seconds` says of when it is.
 
 A declared signal or knob is its own registration. A series vanishes when its reading expires. An
 estimate has a second series, `gpuagent_reading_estimated`, with the same labels: a label on the
@@ -7,55 +12,100 @@ series itself would cut its history in two each time that an estimate becomes ex
 
 import asyncio
 import gzip
+import os
+import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from gpuagent.expose.picture import wire
-from gpuagent.model.inventory import Inventory, Subject
+from gpuagent.expose import dcgm
+from gpuagent.expose.picture import share_left, tight
+from gpuagent.model.inventory import Inventory, Subject, on_tenant
 from gpuagent.model.plan import Snapshot
 from gpuagent.model.state import RESULTS
+from gpuagent.model.text import wire
 from gpuagent.model.vocab import KNOBS, SIGNALS, On, Signal
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _PREFIX = "gpuagent_"
 _FAST_GZIP = 1
+REUSED_SECONDS = 1.0
+_ENDINGS = ("put back", "left alone")
+"""What becomes of a value of ours that is given up, beside `RESULTS`."""
 
 Labels = dict[str, str]
 
 
 class Exposition:
-    """The text of /metrics. Renders each snapshot at most once, and never on the loop's thread."""
+    """The text of /metrics and /metrics/dcgm, never rendered on the loop's thread."""
 
-    def __init__(self, version: str) -> None:
-        self._version = version
+    def __init__(
+        self, version: str, hostname: str = "", *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`hostname` is the label of dcgm-exporter's; empty for this host's own name.
+
+        `now` is monotonic seconds.
+        """
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
-        self._one_at_a_time = asyncio.Lock()
-        self._of: Snapshot | None = None
-        self._plain = b""
-        self._zipped = b""
+        name = hostname or os.uname().nodename
+        self._own = _Page(self._thread, lambda snapshot: render(snapshot, version), now)
+        self._dcgm = _Page(self._thread, lambda snapshot: dcgm.render(snapshot, name), now)
 
     async def text(self, snapshot: Snapshot, *, zipped: bool = False) -> bytes:
-        """The exposition of `snapshot` in format 0.0.4, gzipped on request."""
-        async with self._one_at_a_time:
-            if self._of is not snapshot:
-                self._plain = await self._run(lambda: render(snapshot, self._version))
-                self._zipped = b""
-                self._of = snapshot
-            if zipped and not self._zipped:
-                self._zipped = await self._run(lambda: gzip.compress(self._plain, _FAST_GZIP))
-            return self._zipped if zipped else self._plain
+        """The exposition of `snapshot`, or of one told a moment ago, in format 0.0.4.
 
-    async def _run(self, work: Callable[[], bytes]) -> bytes:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        Gzipped on request.
+        """
+        return await self._own.text(snapshot, zipped=zipped)
+
+    async def dcgm_text(self, snapshot: Snapshot, *, zipped: bool = False) -> bytes:
+        """The same under the names of dcgm-exporter, as far as they mean the same."""
+        return await self._dcgm.text(snapshot, zipped=zipped)
 
     def close(self) -> None:
         """End the thread once it is done with what it is at."""
         self._thread.shutdown(wait=False)
+
+
+class _Page:
+    """A text made of a snapshot, plain and zipped: one at most in `REUSED_SECONDS`."""
+
+    def __init__(
+        self, thread: Executor, draw: Callable[[Snapshot], bytes], now: Callable[[], float]
+    ) -> None:
+        self._thread = thread
+        self._draw = draw
+        self._now = now
+        self._one_at_a_time = asyncio.Lock()
+        self._of: Snapshot | None = None
+        self._until = float("-inf")
+        """When the text is too old for another snapshot; monotonic seconds."""
+        self._plain = b""
+        self._zipped = b""
+
+    async def text(self, snapshot: Snapshot, *, zipped: bool) -> bytes:
+        async with self._one_at_a_time:
+            if self._outdated_by(snapshot):
+                self._plain = await self._run(lambda: self._draw(snapshot))
+                self._zipped = b""
+                self._of = snapshot
+                self._until = self._now() + REUSED_SECONDS
+            if zipped and not self._zipped:
+                self._zipped = await self._run(lambda: gzip.compress(self._plain, _FAST_GZIP))
+            return self._zipped if zipped else self._plain
+
+    def _outdated_by(self, snapshot: Snapshot) -> bool:
+        known = self._of
+        if known is None or snapshot.posture != known.posture:
+            return True
+        return known is not snapshot and self._now() >= self._until
+
+    async def _run(self, work: Callable[[], bytes]) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
 def render(snapshot: Snapshot, version: str) -> bytes:
@@ -102,6 +152,7 @@ class SnapshotCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         for family in (
             *self._signals(),
+            *self._cards(),
             *self._knobs(),
             *self._decisions(),
             *self._agent(),
@@ -111,7 +162,9 @@ class SnapshotCollector(Collector):
                 yield family.metric()
 
     def _signals(self) -> Iterable[Family]:
-        families = {s: Family(s.name, s.help, s.kind) for s in SIGNALS}
+        families = {
+            name: Family(name, s.help, s.kind) for s in SIGNALS for name in map(s.name_on, s.on)
+        }
         estimated = Family(
             "reading_estimated",
             "1 for each series of a signal whose value is an estimate; its labels are the series' own.",
@@ -119,10 +172,26 @@ class SnapshotCollector(Collector):
         for reading in self._snapshot.state.live():
             signal = reading.signal
             labels = self._names.of_reading(signal, reading.subject, reading.dims)
-            families[signal].add(labels, reading.value)
+            name = signal.name_on(reading.subject.on)
+            families[name].add(labels, reading.value)
             if not reading.exact:
-                estimated.add({"signal": signal.name, **labels}, 1)
+                estimated.add({"signal": name, **labels}, 1)
         return (*families.values(), estimated)
+
+    def _cards(self) -> Iterable[Family]:
+        info = Family("gpu_info", "1 for each card, with what it is.")
+        blind = Family("gpu_blind", "1 while nothing can be read from the card, else 0.")
+        default = Family(
+            "gpu_power_limit_default_watts", "Power limit that the card has if nobody sets one."
+        )
+        for card in self._snapshot.state.inventory.gpus or ():
+            labels = self._names.of_card(card.uuid)
+            what = {"model": card.name, "pci_bus_id": card.pci_bus_id, "driver": card.driver}
+            info.add({**labels, **{name: wire(text) for name, text in what.items()}}, 1)
+            blind.add(labels, float(bool(card.blind)))
+            if card.power_default_watts is not None:
+                default.add(labels, card.power_default_watts)
+        return info, blind, default
 
     def _knobs(self) -> Iterable[Family]:
         wanted = {k: Family(k.wanted_name, f"Wanted by the agent: {k.help}") for k in KNOBS}
@@ -133,28 +202,38 @@ class SnapshotCollector(Collector):
         for (knob, subject), setting in settings.items():
             wanted[knob].add(self._names.of_subject(subject), setting.value)
             if setting.blocked is not None and setting.key not in self._snapshot.outcomes:
-                labels = self._names.of_subject(subject)
+                labels = self._names.of_target(subject)
                 outcome.add({"knob": knob.name, **labels, "result": setting.blocked.result}, 1)
         for (knob, subject), became in self._snapshot.outcomes.items():
-            labels = self._names.of_subject(subject)
+            labels = self._names.of_target(subject)
             outcome.add({"knob": knob.name, **labels, "result": became.result}, 1)
         return (*wanted.values(), outcome)
 
     def _decisions(self) -> Iterable[Family]:
         share = Family(
-            "tenant_share_ratio", "How much of its usual activity a tenant is left; 1 is all."
+            "tenant_share_ratio",
+            "How much of its usual activity a tenant is left in fact; 1 is all.",
+        )
+        hold = Family(
+            "hold_share_ratio",
+            "Share decided for a tenant or a whole card, and in `effect` what became of that.",
         )
         info = Family("tenant_info", "1 for each tenant, with the rule that claims it.")
         cause = Family("cause_active", "1 for each condition that calls for relief now.")
-        held = {h.tenant: h.share for h in self._snapshot.holds}
+        holds = tight(self._snapshot)
         for tenant in self._snapshot.state.inventory.tenants or ():
             labels = self._names.of_tenant(tenant.name)
-            share.add(labels, held.get(tenant.name, 1.0))
+            own = on_tenant(tenant.name)
+            share.add(labels, share_left(h for h in holds if h.subject == own))
             info.add({**labels, "rule": wire(tenant.rule), "kind": tenant.kind}, 1)
         for active in self._snapshot.causes:
             labels = {**self._names.of_card(active.subject.gpu), "cause": active.kind}
             cause.add({**labels, "tenant": wire(active.subject.tenant)}, 1)
-        return share, info, cause
+        for decided in holds:
+            labels = self._names.of_held(decided.subject)
+            effect = {"cause": decided.cause, "effect": decided.effect or "unknown"}
+            hold.add({**labels, **effect}, decided.share)
+        return share, hold, info, cause
 
     def _agent(self) -> Iterable[Family]:
         posture, stats = self._snapshot.posture, self._snapshot.stats
@@ -163,17 +242,27 @@ class SnapshotCollector(Collector):
         mode = Family("mode", "1 for the mode that is configured, 0 for the other.")
         for name in ("observe", "enforce"):
             mode.add({"mode": name}, float(name == posture.mode))
-        actions = Family("actions_total", "Settings by knob and by what became of them.", "counter")
-        for knob in KNOBS:
-            for result in RESULTS:
-                count = self._snapshot.actions.get((knob.name, result), 0)
-                actions.add({"knob": knob.name, "result": result}, count)
         return (
             build,
             mode,
-            actions,
+            *self._done(),
+            _alone(
+                "snapshot_timestamp_seconds",
+                "When the loop took the picture that is told here.",
+                self._snapshot.state.now.wall,
+            ),
             _alone("acting", "1 while the agent may change anything, else 0.", posture.acts),
             _alone("paused", "1 while the agent is paused, else 0.", posture.paused),
+            _alone(
+                "demoted",
+                "1 while the agent only observes because it has crashed too often, else 0.",
+                bool(posture.demoted),
+            ),
+            _alone(
+                "released",
+                "1 while the driver has been let go on request, else 0.",
+                posture.released,
+            ),
             _alone(
                 "config_error",
                 "1 while the configuration file has problems and an earlier one is in force.",
@@ -188,6 +277,21 @@ class SnapshotCollector(Collector):
             _alone("loop_lag_seconds", "How late the last pass began.", stats.lag_seconds),
             _alone("loop_tick_seconds", "Duration of the last pass.", stats.tick_seconds),
         )
+
+    def _done(self) -> Iterable[Family]:
+        """Every combination from the start: a counter that appears at 1 has no increase."""
+        actions = Family("actions_total", "Settings by knob and by what became of them.", "counter")
+        outside = Family(
+            "outside_changes_total",
+            "Changes that somebody else made to a value that the agent had set.",
+            "counter",
+        )
+        counted = dict.fromkeys(((k.name, r) for k in KNOBS for r in (*RESULTS, *_ENDINGS)), 0)
+        for (name, result), count in {**counted, **self._snapshot.actions}.items():
+            actions.add({"knob": name, "result": result}, count)
+        for knob in KNOBS:
+            outside.add({"knob": knob.name}, self._snapshot.outside_changes.get(knob.name, 0))
+        return actions, outside
 
     def _sensors(self) -> Iterable[Family]:
         up = Family("sensor_up", "1 if the last reading succeeded, 0 if not.")
@@ -218,16 +322,17 @@ class Names:
 
     def __init__(self, inventory: Inventory) -> None:
         self._cards: dict[str, Labels] = {}
+        self._slices: dict[str, Labels] = {}
         for card in inventory.gpus or ():
             self._cards[card.uuid] = {"gpu": str(card.index), "uuid": card.uuid}
             for part in card.mig:
-                self._cards[part.uuid] = {**self._cards[card.uuid], "mig": part.uuid}
+                self._slices[part.uuid] = {**self._cards[card.uuid], "mig": part.uuid}
         self._tenants = {
             t.name: {"tenant": wire(t.name), "level": t.level.name} for t in inventory.tenants or ()
         }
 
     def of_card(self, uuid: str) -> Labels:
-        """Labels of a card or MIG instance; a card that has left the inventory keeps its UUID."""
+        """Labels of a card; one that has left the inventory keeps its UUID."""
         return self._cards.get(uuid, {"gpu": "", "uuid": uuid})
 
     def of_tenant(self, name: str) -> Labels:
@@ -235,8 +340,10 @@ class Names:
 
     def of_subject(self, subject: Subject) -> Labels:
         on = subject.on
-        if on is On.GPU or on is On.MIG:
+        if on is On.GPU:
             return self.of_card(subject.gpu)
+        if on is On.MIG:
+            return self._slices.get(subject.gpu, {"gpu": "", "uuid": "", "mig": subject.gpu})
         if on is On.TENANT:
             return self.of_tenant(subject.tenant)
         if on is On.TENANT_GPU:
@@ -244,6 +351,15 @@ class Names:
         if on is On.CGROUP:
             return {**self.of_tenant(subject.tenant), "cgroup": wire(subject.cgroup)}
         return {}
+
+    def of_held(self, subject: Subject) -> Labels:
+        """Labels of a tenant or a card, the same for either: what does not apply is empty."""
+        tenant = self.of_tenant(subject.tenant) if subject.tenant else {"tenant": "", "level": ""}
+        return {**tenant, **self.of_card(subject.gpu)}
+
+    def of_target(self, subject: Subject) -> Labels:
+        """Labels of what a knob turns, the same for all: what does not apply is empty."""
+        return {**self.of_held(subject), "cgroup": wire(subject.cgroup)}
 
     def of_reading(self, signal: Signal, subject: Subject, dims: tuple[str, ...]) -> Labels:
         labels = self.of_subject(subject)

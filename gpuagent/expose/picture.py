@@ -1,10 +1,11 @@
 """From a snapshot to what is told: pure functions, one for each view."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from gpuagent.expose.auth import Peer
 from gpuagent.expose.views import (
+    BlindView,
     EventView,
     GpuView,
     HealthView,
@@ -30,12 +31,12 @@ from gpuagent.model.inventory import (
 )
 from gpuagent.model.plan import Hold, Posture, Snapshot
 from gpuagent.model.state import Event, Health, NodeState, Reading
+from gpuagent.model.text import wire
 from gpuagent.model.vocab import On, Signal
 
-
-def wire(text: str) -> str:
-    r"""`text` as it can be sent: bytes that were not UTF-8 are written as \udc80 and the like."""
-    return text.encode("utf-8", "backslashreplace").decode()
+OPTIONAL_SENSORS = frozenset({"process_events", "kernel_log"})
+"""Many hosts lack them, and others take their place: the process table, and NVML's own XIDs.
+Whatever else is down keeps the agent from what it is for."""
 
 
 def number(value: float | None) -> Number:
@@ -80,7 +81,10 @@ def node(snapshot: Snapshot, version: str) -> NodeView:
         gpus=None if gpus is None else len(gpus),
         gpus_blind=None if gpus is None else sum(1 for g in gpus if g.blind),
         tenants=None if tenants is None else len(tenants),
-        tenants_held_back=sum(1 for h in snapshot.holds if h.share < 1),
+        tenants_held_back=len(_held(snapshot, On.TENANT)),
+        tenants_would_be_held_back=len(_would_hold(snapshot, On.TENANT)),
+        gpus_limited=len(_held(snapshot, On.GPU)),
+        gpus_would_be_limited=len(_would_hold(snapshot, On.GPU)),
         active_causes=len(snapshot.causes),
         gpu_power_watts=read(vocab.NODE_POWER_WATTS),
         cpus=read(vocab.NODE_CPU_COUNT),
@@ -91,6 +95,15 @@ def node(snapshot: Snapshot, version: str) -> NodeView:
     )
 
 
+def _held(snapshot: Snapshot, on: On) -> set[Subject]:
+    return {h.subject for h in tight(snapshot) if h.subject.on is on and h.in_force}
+
+
+def _would_hold(snapshot: Snapshot, on: On) -> set[Subject]:
+    would = {h.subject for h in tight(snapshot) if h.subject.on is on and h.effect == "would"}
+    return would - _held(snapshot, on)
+
+
 def health(snapshot: Snapshot, reader: Peer, now: float) -> HealthView:
     """`now` is monotonic seconds of the request, from which the picture's age follows."""
     posture, state = snapshot.posture, snapshot.state
@@ -99,19 +112,27 @@ def health(snapshot: Snapshot, reader: Peer, now: float) -> HealthView:
         "the file has problems, which administrators are told" if posture.config_error else ""
     )
     sensors = tuple(_sensor(state.health[k], state.now.mono) for k in sorted(state.health))
-    blind = any(g.blind for g in state.inventory.gpus or ())
-    sound = not (blind or posture.config_error or posture.demoted)
+    blind = tuple(
+        BlindView(index=g.index, why=g.blind)
+        for g in sorted(state.inventory.gpus or (), key=lambda g: (g.index, g.uuid))
+        if g.blind
+    )
+    down = [s for s in sensors if s.up is False]
+    unsound = blind or posture.config_error or posture.demoted
     return HealthView(
-        ok=sound and all(s.up is not False for s in sensors),
+        ok=not unsound and not any(s.essential for s in down),
+        degraded=any(not s.essential for s in down),
         mode=posture.mode,
         acts=posture.acts,
         paused=posture.paused,
         released=posture.released,
+        demoted=posture.demoted,
         passive_why=passive_why(posture),
         config_path=posture.config_path,
         config_error=posture.config_error if reader.sees_all else for_others,
         config_loaded_wall=posture.config_loaded_wall,
         sensors=sensors,
+        blind=blind,
         loop=LoopView(
             ticks=snapshot.stats.ticks,
             tick_seconds=snapshot.stats.tick_seconds,
@@ -124,6 +145,7 @@ def health(snapshot: Snapshot, reader: Peer, now: float) -> HealthView:
 def _sensor(said: Health, now: float) -> SensorView:
     return SensorView(
         name=said.name,
+        essential=said.name not in OPTIONAL_SENSORS,
         up=said.up,
         why=said.why,
         last_success_seconds=_age(said.last_success, now),
@@ -234,7 +256,7 @@ def tenants(snapshot: Snapshot, reader: Peer) -> tuple[Tenant, ...]:
 
 def row(snapshot: Snapshot, tenant: Tenant) -> TenantRow:
     state = snapshot.state
-    held = next((h for h in snapshot.holds if h.tenant == tenant.name), None)
+    holds = [h for h in tight(snapshot) if h.subject == on_tenant(tenant.name)]
     index = {g.uuid: g.index for g in state.inventory.gpus or ()}
     used = [
         state.fresh(vocab.TENANT_GPU_MEMORY_BYTES, on_tenant_gpu(tenant.name, u))
@@ -246,9 +268,10 @@ def row(snapshot: Snapshot, tenant: Tenant) -> TenantRow:
         kind=tenant.kind,
         rule=tenant.rule,
         may_be_held_back=tenant.enforce and tenant.level is not Level.L1,
-        share_ratio=1.0 if held is None else held.share,
-        held_back=None if held is None or held.share >= 1 else hold(held),
-        processes=len(tenant.processes),
+        share_ratio=share_left(holds),
+        would_share_ratio=min((h.share for h in holds if h.effect == "would"), default=None),
+        held_back=hold(snapshot, _weightiest(holds)) if holds else None,
+        processes=tenant.process_count,
         gpus=tuple(sorted(index[u] for u in tenant.gpus if u in index)),
         gpu_memory_bytes=_total(used),
         cpu_cores=number(state.fresh(vocab.TENANT_CPU_CORES, on_tenant(tenant.name))),
@@ -261,8 +284,33 @@ def _total(values: Sequence[float | None]) -> Number:
     return number(sum(known)) if values and len(known) == len(values) else None
 
 
-def hold(of: Hold) -> HoldView:
-    return HoldView(share_ratio=of.share, rung=of.rung, cause=of.cause, why=of.why)
+def tight(snapshot: Snapshot) -> tuple[Hold, ...]:
+    """Decisions to hold something back, whatever became of them."""
+    return tuple(h for h in snapshot.holds if h.share < 1)
+
+
+def share_left(holds: Iterable[Hold]) -> float:
+    """What the subject of these is left: what has no effect on the host leaves it everything."""
+    return min((h.share for h in holds if h.in_force), default=1.0)
+
+
+def _weightiest(holds: Collection[Hold]) -> Hold:
+    return min(holds, key=lambda h: (not h.in_force, h.share))
+
+
+def hold(snapshot: Snapshot, of: Hold) -> HoldView:
+    found = (snapshot.outcomes[k] for k in of.settings if k in snapshot.outcomes)
+    return HoldView(
+        gpu=of.subject.gpu or None,
+        tenant=of.subject.tenant or None,
+        share_ratio=of.share,
+        rung=of.rung,
+        cause=of.cause,
+        why=of.why,
+        effect=of.effect,
+        effect_why=next((o.why for o in found if o.result == of.effect and o.why), ""),
+        in_force=of.in_force,
+    )
 
 
 def tenant(snapshot: Snapshot, who: Tenant) -> TenantView:

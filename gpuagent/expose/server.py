@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections.abc import Callable
 
 import structlog
 from aiohttp import web
 
 from gpuagent.expose.api import Gate, Inbox, Told
-from gpuagent.expose.app import loopback_app, socket_app
+from gpuagent.expose.app import Speaker, loopback_app, socket_app
 from gpuagent.expose.auth import Rules, cgroup_of
-from gpuagent.expose.door import Admission, Callers
+from gpuagent.expose.door import FIRST_REQUEST_SECONDS, Admission, Anyone, Callers, Door
 from gpuagent.expose.metrics import Exposition
 from gpuagent.expose.sockets import (
     Address,
@@ -20,8 +21,6 @@ from gpuagent.expose.sockets import (
     group_id,
     remove_socket,
 )
-
-_LOOPBACK_CONNECTIONS = 32
 
 _log = structlog.get_logger()
 
@@ -47,7 +46,7 @@ class Server:
         """Nothing is opened yet. An empty `metrics_listen` means no loopback listener.
 
         A connection is closed when no request has become complete on it, or its peer has not taken
-        an answer, for `idle_seconds`.
+        an answer, for `idle_seconds`; the first request has five seconds at most.
         """
         self._told = told
         self._inbox = inbox
@@ -55,7 +54,7 @@ class Server:
         self._group = group
         self._listen = metrics_listen
         self._idle_seconds = idle_seconds
-        self._exposition = Exposition(told.version)
+        self._exposition = Exposition(told.version, now=lambda: told.clock.now().mono)
         self._open = contextlib.AsyncExitStack()
         self._started = False
         self.metrics_port: int | None = None
@@ -96,51 +95,55 @@ class Server:
             self._inbox,
             gate=Gate(self._group),
             peer_of=callers.peer_of,
+            door=callers,
             exposition=self._exposition,
             send_seconds=self._idle_seconds,
         )
         sock = bind_socket(self._path)
         self._open.callback(sock.close)
         self._open.callback(remove_socket, self._path, os.lstat(self._path).st_ino)
-        server = await self._http(app)
-        listener = await asyncio.get_running_loop().create_unix_server(
-            lambda: Admission(server, callers.admit), sock=sock
-        )
+        admission = await self._http(app, callers)
+        listener = await asyncio.get_running_loop().create_unix_server(admission, sock=sock)
         self._open.callback(listener.close)
 
     async def _start_loopback(self, address: Address) -> None:
+        door = Anyone()
         app = loopback_app(
             self._told,
             hosts=address.names,
+            door=door,
             exposition=self._exposition,
             send_seconds=self._idle_seconds,
         )
         sock = bind_loopback(address)
         self._open.callback(sock.close)
         self.metrics_port = sock.getsockname()[1]
-        server = await self._http(app)
-        listener = await asyncio.get_running_loop().create_server(
-            lambda: Admission(server, lambda _: len(server.connections) < _LOOPBACK_CONNECTIONS),
-            sock=sock,
-        )
+        admission = await self._http(app, door)
+        listener = await asyncio.get_running_loop().create_server(admission, sock=sock)
         self._open.callback(listener.close)
 
-    async def _http(self, app: web.Application) -> web.Server:
-        """What speaks HTTP on each connection, with limits on the silent and the slow."""
-        runner = web.AppRunner(
-            app,
-            handle_signals=False,
-            access_log=None,
-            logger=_unsaid,
-            keepalive_timeout=self._idle_seconds,
-            lingering_time=2.0,
-            shutdown_timeout=2.0,
-            auto_decompress=False,
-        )
+    async def _http(self, app: web.Application, door: Door) -> Callable[[], Admission]:
+        """What receives each connection, with limits on the silent and the slow."""
+        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=2.0)
         await runner.setup()
         self._open.push_async_callback(runner.cleanup)
-        assert runner.server is not None
-        return runner.server
+        server = runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+
+        def speaker() -> Speaker:
+            return Speaker(
+                server,
+                loop=loop,
+                access_log=_unsaid,
+                logger=_unsaid,
+                keepalive_timeout=self._idle_seconds,
+                lingering_time=2.0,
+                auto_decompress=False,
+            )
+
+        first = min(FIRST_REQUEST_SECONDS, self._idle_seconds)
+        return lambda: Admission(door, speaker, first)
 
 
 def _own_cgroup() -> str:

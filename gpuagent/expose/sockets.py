@@ -2,7 +2,6 @@
 
 import errno
 import grp
-import ipaddress
 import os
 import socket
 import stat
@@ -10,6 +9,7 @@ import stat
 import msgspec
 
 from gpuagent.errors import Refused
+from gpuagent.quantities import QuantityError, split_address
 
 _PATH_MOST_BYTES = 107
 """sun_path has 108 bytes, the last of which is zero (unix(7))."""
@@ -25,18 +25,11 @@ class Address(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> "Address":
         """From "127.0.0.1:9485", "[::1]:9485" or "localhost:9485". Raises Refused."""
-        host, colon, port = text.rpartition(":")
-        host = host.strip("[]")
-        host = "127.0.0.1" if host == "localhost" else host
-        if not (colon and port.isascii() and port.isdigit() and int(port) < 65536):
-            raise Refused(f'metrics_listen "{text}" is no address; write "127.0.0.1:9485"')
         try:
-            loopback = ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            loopback = False
-        if not loopback:
-            raise Refused(f'metrics_listen "{text}" is not a loopback address, which it has to be')
-        return cls(host, int(port))
+            host, port = split_address(text)
+        except QuantityError as error:
+            raise Refused(f"api.metrics_listen: {error}") from error
+        return cls("127.0.0.1" if host == "localhost" else host, port)
 
     @property
     def names(self) -> frozenset[str]:

@@ -64,12 +64,21 @@ class CauseView(View, frozen=True):
 
 
 class HoldView(View, frozen=True):
-    """How far a tenant is held back, and through what."""
+    """How far a tenant or a whole card is to be held back, through what, and what became of it."""
 
+    gpu: str | None
+    tenant: str | None
     share_ratio: float
+    """As decided; it is so only where `in_force`."""
     rung: str
     cause: str
     why: str
+    effect: str | None
+    """The most that its settings have reached, such as "applied" or "would"; null if not known yet."""
+    effect_why: str
+    """What hindered or qualified that."""
+    in_force: bool
+    """Whether the host is as decided, or is being made so."""
 
 
 class NodeView(View, frozen=True):
@@ -87,6 +96,12 @@ class NodeView(View, frozen=True):
     gpus_blind: int | None
     tenants: int | None
     tenants_held_back: int
+    """Those that are; nobody is while the agent only observes."""
+    tenants_would_be_held_back: int
+    """Those that would be if the agent acted."""
+    gpus_limited: int
+    """Whole cards that are held back."""
+    gpus_would_be_limited: int
     active_causes: int
     gpu_power_watts: Number
     cpus: Number
@@ -130,7 +145,11 @@ class TenantRow(View, frozen=True):
     """Empty for one that was found."""
     may_be_held_back: bool
     share_ratio: float
+    """What it is left of its usual activity: 1 unless it is being held back in fact."""
+    would_share_ratio: float | None
+    """What it would be left if the agent acted; null unless that is what became of the decision."""
     held_back: HoldView | None
+    """The decision that weighs most; whether it is in force is told there."""
     processes: int
     gpus: tuple[int, ...]
     """Indices of its cards; the UUIDs are in the tenant's own view."""
@@ -188,7 +207,8 @@ class PlanView(View, frozen=True):
     passive_why: str
     knobs: tuple[KnobView, ...]
     causes: tuple[CauseView, ...]
-    held_back: Mapping[str, HoldView]
+    held_back: tuple[HoldView, ...]
+    """Tenants and whole cards that are to be held back, in force or not."""
 
 
 class EventView(View, frozen=True):
@@ -207,6 +227,8 @@ class SensorView(View, frozen=True):
     """How a sensor or an actuator fares."""
 
     name: str
+    essential: bool
+    """Whether the agent cannot do what it is for without it."""
     up: bool | None
     why: str
     last_success_seconds: float | None
@@ -225,20 +247,32 @@ class LoopView(View, frozen=True):
     """Since the last pass."""
 
 
+class BlindView(View, frozen=True):
+    """A card that cannot be read."""
+
+    index: int
+    why: str
+
+
 class HealthView(View, frozen=True):
     """Whether the agent can do what it is for."""
 
     ok: bool
-    """No sensor down, no card blind, configuration in force as written, not demoted."""
+    """No essential sensor down, no card blind, configuration in force as written, not demoted."""
+    degraded: bool
+    """Whether it does so less well: something is down that it can do without."""
     mode: str
     acts: bool
     paused: bool
     released: bool
+    demoted: str
+    """Why it observes although configured to enforce; empty otherwise."""
     passive_why: str
     config_path: str
     config_error: str
     config_loaded_wall: float
     sensors: tuple[SensorView, ...]
+    blind: tuple[BlindView, ...]
     loop: LoopView
 
 

@@ -19,6 +19,8 @@ State = Literal["ok", "partial", "missing"]
 _CAP_SYS_ADMIN = 21
 _NETLINK_CONNECTOR = 11  # include/uapi/linux/netlink.h
 _CN_IDX_PROC = 1  # include/uapi/linux/connector.h: group of process events
+_SERVICES = "system.slice"
+"""Where systemd keeps the services of the host, tenants among them."""
 _WISHED_CONTROLLERS = ("cpu", "memory", "io")
 _MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - where MPS puts them unless told otherwise
 _SYSTEM_PYTHON = "/usr/bin/python3"
@@ -70,6 +72,11 @@ def cgroups(root: str) -> Offer:
     if not os.access(root, os.W_OK):
         what = f"{root} cannot be written: tenants can be watched, not held back"
         return Offer(name, "partial", what, "run as root, outside a container, on a writable mount")
+    passed_on = _text(f"{root}/{_SERVICES}/cgroup.subtree_control")
+    if passed_on is not None and "cpu" not in passed_on.split():
+        # systemd enables a controller below a slice once a unit there asks for it.
+        what = f"{root}/{_SERVICES} does not pass the cpu controller on: its units have no cpu.max"
+        return Offer(name, "partial", what, "systemctl set-property UNIT CPUWeight=100 (any unit)")
     what = f"{root}, controllers {', '.join(text.split())}"
     return Offer(name, "ok", what + (f"; none for {_and(lacking)}" if lacking else ""))
 

@@ -1,7 +1,7 @@
 """What is known: readings that expire, the node's state, its history, and `fold`."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec

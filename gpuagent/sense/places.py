@@ -68,6 +68,8 @@ _FORMS: tuple[re.Pattern[str], ...] = tuple(
         rf"{_USER}/user@\d+\.service{_SLICES}",
         rf"(?P<home>{_USER}{_SLICES}/(?P<unit>[^/]+\.(?:service|scope)))" + _BELOW,
         rf"(?P<home>{_SLICES}/(?P<unit>[^/]+\.(?:service|scope)))" + _BELOW,
+        # A container in a folder that was given to its runtime as `--cgroup-parent`.
+        rf"(?P<home>(?:/[^/]+)*?/(?:{_PREFIX}-)?(?P<container>[0-9a-f]{{64}}))" + _BELOW,
         # Slices and the root belong to nobody. Any other folder was made by hand for somebody.
         rf"{_SLICES}/?",
         r"(?P<home>(?:/[^/]+)*/(?![^/]*\.slice\Z)[^/]+)",
@@ -76,9 +78,12 @@ _FORMS: tuple[re.Pattern[str], ...] = tuple(
 
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
 _MADE_BY_USER = re.compile(rf"{_USER}/(?!session-)", re.ASCII)
+_OWN_SYSTEMD = re.compile(rf"{_USER}/user@(?P=uid)\.service(?:/|\Z)", re.ASCII)
+_MACHINES = "/machine.slice/"
+"""systemd-nspawn and virtual machines: who is root in there is not root on the host."""
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=8192)
 def place_of(path: str) -> Place:
     """The place that a cgroup v2 path names; an empty one for what fits no form. Any text will do.
 
@@ -116,6 +121,31 @@ def made_by_user(path: str) -> bool:
     A user's own systemd makes units and containers of any name below his slice.
     """
     return _MADE_BY_USER.match(path) is not None
+
+
+def delegated_to(path: str) -> int | None:
+    """The user whose own systemd rules over this cgroup; None where the system's does.
+
+    Nobody but this user and root can put a process there.
+    """
+    found = _OWN_SYSTEMD.match(path)
+    return int(found["uid"]) if found is not None else None
+
+
+def contained(path: str) -> bool:
+    """Whether this is in a container, pod, machine or Slurm job, where root is not the host's."""
+    place = place_of(path)
+    return bool(place.container or place.pod or place.slurm_job) or place.home.startswith(_MACHINES)
+
+
+@lru_cache(maxsize=8192)
+def walled(path: str) -> bool:
+    """Whether those who live here decide by themselves what their processes look like.
+
+    In a container, pod or machine they choose the path of an executable and become any user; in a
+    Slurm job and below a user's own systemd it is one user who chooses what runs.
+    """
+    return contained(path) or made_by_user(path)
 
 
 def unescaped(unit: str) -> str:

@@ -1,8 +1,21 @@
 """Which process belongs to which tenant: rules first, then what is found gets a stable name. Pure.
 
-Rules are tried in order and the first one that fits claims the process, whether it uses a GPU or
-not. What uses a GPU and is claimed by no rule makes a tenant of its own, named after the most
-specific thing its cgroup path says; everything else at that place belongs to it as well.
+A tenant must not be able to pass for another, nor to share its cgroup with another so that it can
+no longer be held back. Therefore:
+
+- A *household* has one owner: all that runs in one container, Slurm job, machine or unit of a
+  user's own systemd, and all that one user runs in one unit of the system or in one folder. Only in
+  login sessions, and where a cgroup is nobody's home, each process stands for itself.
+- A rule that names the place (unit, cgroup, container, pod, Slurm job) comes before one that knows
+  only user or executable; then the oldest process that a rule fits decides, by the first rule that
+  fits it. What is started later changes nothing.
+- User and executable count as far as somebody else vouches for them. The kernel vouches for the
+  user of a process, but not in a container, pod or machine, where they count only beside a match of
+  the container, pod or job itself. In a Slurm job the user must be the job's, and below a user's own
+  systemd he must be that user; only beside this does the executable count there.
+
+What uses a GPU and is claimed by no rule makes a tenant of its own, named after the most specific
+thing its cgroup path says; everything else that is unclaimed at that place belongs to it as well.
 
 Nobody's are the agent's own processes and the servers of CUDA MPS, which work for others: the
 driver attributes the work of several tenants to one server (FACTS 2).
@@ -14,16 +27,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpuagent.config import Found, Match, TenantRule
+from gpuagent.config import Found, TenantRule
 from gpuagent.model.inventory import GpuProcess, Level, Limits, Place, Process, Tenant
-from gpuagent.sense.places import made_by_user, place_of
+from gpuagent.sense.places import delegated_to, made_by_user, place_of, walled
 
-MPS_PROGRAMS = frozenset({"nvidia-cuda-mps-server", "nvidia-cuda-mps-control"})
+_MPS_CONTROL = "nvidia-cuda-mps-control"
+_MPS_PROGRAMS = frozenset({"nvidia-cuda-mps-server", _MPS_CONTROL})
 
 _HEX = re.compile(r"[0-9a-f]+")
 _SHORTEST_ID = 6
 _ID_SHOWN = 12
 _KNOWN_MOST = 4096
+_PROCESSES_MOST = 256
+"""A tenant lists so many of its processes, and all of those on a card."""
 
 Fits = tuple[re.Pattern[str], ...]
 
@@ -45,28 +61,41 @@ class Rule:
         self._slurm_job = _pattern(match.slurm_job)
         self._user = _pattern(match.user)
         self._exe = _pattern(match.exe)
-        self._empty = match == Match()
-        self._trusting = bool(match.unit or match.container or match.cgroup) and not (
-            match.user or match.cgroup.startswith("/user.slice/")
-        )
+        self._names_inside = bool(match.container or match.pod or match.slurm_job)
+        self._names_user_tree = match.cgroup.startswith("/user.slice/")
+        self.names_place = self._names_inside or bool(match.unit or match.cgroup)
 
-    def fits(self, process: Process, place: Place) -> bool:
+    def fits(self, process: Process, place: Place, *, vouched: bool) -> bool:
         """Whether the process shows all that the rule asks for. A rule that asks nothing fits none.
 
-        A unit, container or cgroup below a user's own systemd could bear any name he likes: it
-        counts only where the rule names the user, or a cgroup in /user.slice, too.
+        `vouched` says whether its user is known from somebody other than the process.
         """
-        if self._empty or (self._trusting and made_by_user(process.cgroup)):
-            return False
         return (
-            _fits(self._unit, place.unit)
-            and _fits(self._cgroup, process.cgroup)
+            (self.names_place or bool(self._user or self._exe))
+            and self._may_claim(process, place, vouched=vouched)
+            and _fits(self._unit, place.unit)
+            # What a place calls the cgroups below its own is its own affair.
+            and _fits(self._cgroup, place.home or process.cgroup)
             and _fits(self._container, place.container)
             and _fits(self._pod, place.pod)
             and _fits(self._slurm_job, place.slurm_job)
             and (_fits(self._user, process.user) or _fits(self._user, str(process.uid)))
             and _fits(self._exe, process.exe)
         )
+
+    def _may_claim(self, process: Process, place: Place, *, vouched: bool) -> bool:
+        """Whether what the rule asks for is evidence at this place.
+
+        A unit, container or cgroup below a user's own systemd could bear any name he likes: it
+        counts only where the rule names the user, or a cgroup in /user.slice, too.
+        """
+        if made_by_user(process.cgroup):
+            return vouched if self._user else self._names_user_tree
+        if not walled(process.cgroup) or self._names_inside:
+            return True
+        if place.slurm_job and self._user:
+            return vouched
+        return not (self._user or self._exe)
 
 
 def _pattern(*texts: str) -> Fits:
@@ -81,31 +110,102 @@ class Rules:
     """All rules, in order. The answer for a kind of process is remembered, at most 4,096 of them."""
 
     def __init__(self, given: Iterable[TenantRule] = ()) -> None:
-        self._rules = tuple(Rule(rule) for rule in given)
-        self._known: dict[tuple[str, int, str, str], tuple[TenantRule | None]] = {}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(rule.given.name for rule in self._rules)
+        rules = tuple(Rule(rule) for rule in given)
+        self._by_place = tuple(rule for rule in rules if rule.names_place)
+        self._by_process = tuple(rule for rule in rules if not rule.names_place)
+        self.names = tuple(rule.given.name for rule in rules)
+        self._known: dict[
+            tuple[str, int, str, str, int | None], tuple[TenantRule | None, TenantRule | None]
+        ] = {}
 
     def claim(self, process: Process) -> TenantRule | None:
-        """The first rule that fits; None for an MPS server and where none does."""
-        if not self._rules or serves_mps(process):
+        """The rule that has this process if it is alone at its place; None for an MPS server."""
+        return None if serves_mps(process) else self.owner((process,))
+
+    def owner(self, household: Sequence[Process]) -> TenantRule | None:
+        """The rule that has all of these, who are the oldest first; None where none fits."""
+        if not self.names:
             return None
-        shows = (process.cgroup, process.uid, process.user, process.exe)
+        # Only root can start the first process of a Slurm job as somebody else.
+        job_uid = next((p.uid for p in household if p.uid != 0), None)
+        by_process: TenantRule | None = None
+        for process in household:
+            named, other = self._first(process, job_uid)
+            if named is not None:
+                return named
+            by_process = by_process or other
+        return by_process
+
+    def _first(
+        self, process: Process, job_uid: int | None
+    ) -> tuple[TenantRule | None, TenantRule | None]:
+        """The first rule that fits of those that name a place, and of the others."""
+        shows = (process.cgroup, process.uid, process.user, process.exe, job_uid)
         known = self._known.get(shows)
         if known is None:
-            place = place_of(process.cgroup)
-            first = next((r.given for r in self._rules if r.fits(process, place)), None)
             if len(self._known) >= _KNOWN_MOST:
                 self._known.clear()
-            known = self._known[shows] = (first,)
-        return known[0]
+            place = place_of(process.cgroup)
+            vouched = _vouched(process, place, job_uid)
+            named, other = (
+                next((r.given for r in some if r.fits(process, place, vouched=vouched)), None)
+                for some in (self._by_place, self._by_process)
+            )
+            known = self._known[shows] = (named, other)
+        return known
 
 
-def serves_mps(process: Process) -> bool:
-    """Whether it is a server or control daemon of CUDA MPS, by the name of its executable."""
-    return process.exe.rpartition("/")[2] in MPS_PROGRAMS
+def _vouched(process: Process, place: Place, job_uid: int | None) -> bool:
+    """Whether somebody other than the process says who its user is."""
+    ruler = delegated_to(process.cgroup)
+    if ruler is not None:
+        return process.uid == ruler
+    if place.slurm_job:
+        return process.uid == (job_uid if place.uid is None else place.uid)
+    return not walled(process.cgroup) or (made_by_user(process.cgroup) and not place.container)
+
+
+def households(processes: Iterable[Process]) -> Collection[Sequence[Process]]:
+    """Processes that have one owner together, each household with its oldest first."""
+    found: dict[tuple[str, int], list[Process]] = {}
+    for process in sorted(processes, key=lambda p: (p.started, p.pid)):
+        place = place_of(process.cgroup)
+        if not place.home or place.session:
+            key = ("", process.pid)
+        elif walled(process.cgroup):
+            key = (place.home, -1)
+        else:
+            key = (place.home, process.uid)
+        found.setdefault(key, []).append(process)
+    return found.values()
+
+
+def serves_mps(process: Process, parent: Process | None = None) -> bool:
+    """Whether it is a server or control daemon of CUDA MPS that works for the whole host.
+
+    Anybody can give a program that name. It counts only outside containers, pods, jobs and users'
+    own trees, as root's or as a child of root's control daemon, which starts a server under the
+    user of its clients. An MPS of a user's own serves nobody else, and is that user's.
+    """
+    if _program(process) not in _MPS_PROGRAMS or walled(process.cgroup):
+        return False
+    return process.uid == 0 or (
+        parent is not None
+        and parent.uid == 0
+        and _program(parent) == _MPS_CONTROL
+        and not walled(parent.cgroup)
+    )
+
+
+def mps_servers(processes: Iterable[Process]) -> frozenset[int]:
+    """The pids of those that serve CUDA MPS for the whole host."""
+    named = [p for p in processes if _program(p) in _MPS_PROGRAMS]
+    known = {p.pid: p for p in named}
+    return frozenset(p.pid for p in named if serves_mps(p, known.get(p.ppid)))
+
+
+def _program(process: Process) -> str:
+    return process.exe.rpartition("/")[2]
 
 
 def found_name(process: Process) -> str:
@@ -132,22 +232,25 @@ def found_name(process: Process) -> str:
 
 
 def own_processes(processes: Iterable[Process], agent_pid: int) -> frozenset[int]:
-    """The agent, its children and theirs, and what shares its unit or container."""
+    """The agent, what shares its unit or container, and the children of all these and theirs."""
     known = {p.pid: p for p in processes}
     agent = known.get(agent_pid)
     place = place_of(agent.cgroup) if agent is not None else Place()
     home = "" if place.session else place.home
     own = {agent_pid}
+    if home:
+        own |= {p.pid for p in known.values() if place_of(p.cgroup).home == home}
+    others: set[int] = set()
     for process in known.values():
         line: list[int] = []
         at: Process | None = process
-        while at is not None and at.pid not in own and at.pid not in line:
+        while at is not None and at.pid not in own and at.pid not in others:
             line.append(at.pid)
+            others.add(at.pid)
             at = known.get(at.ppid)
         if at is not None and at.pid in own:
             own.update(line)
-        elif home and place_of(process.cgroup).home == home:
-            own.add(process.pid)
+            others.difference_update(line)
     return frozenset(own)
 
 
@@ -157,7 +260,9 @@ class Claims(msgspec.Struct, frozen=True):
     tenants: tuple[Tenant, ...]
     """Without seats, by name."""
     owner: Mapping[int, str]
-    """Name of the tenant by pid."""
+    """Name of the tenant by pid: of every process, also those that the tenant does not list."""
+    mps: frozenset[int] = frozenset()
+    """Pids of the servers of CUDA MPS, which are nobody's."""
 
 
 def assign(
@@ -177,33 +282,39 @@ def assign(
     cards: dict[int, set[str]] = {}
     for listed in gpu_processes:
         cards.setdefault(listed.pid, set()).add(listed.gpu)
-    members: dict[str, list[Process]] = {}
-    by_rule: dict[str, TenantRule] = {}
-    rest: list[Process] = []
-    for process in processes:
-        if process.pid in own or serves_mps(process):
-            continue
-        rule = rules.claim(process)
-        if rule is None:
-            rest.append(process)
-        else:
-            by_rule[rule.name] = rule
-            members.setdefault(rule.name, []).append(process)
-    for name, some in _found(rest, cards).items():
-        members.setdefault(name, []).extend(some)
+    servers = mps_servers(processes)
+    nobodys = own | servers
+    by_rule, rest = _claimed((p for p in processes if p.pid not in nobodys), rules)
+    members = {rule.name: some for rule, some in by_rule} | _found(rest, cards)
+    given = {rule.name: rule for rule, _ in by_rule}
     first_seen = since or {}
     tenants = tuple(
         _tenant(
             name,
             members[name],
-            rule=by_rule.get(name),
+            rule=given.get(name),
             found=found,
             cards=cards,
             since=first_seen.get(name, 0.0),
         )
         for name in sorted(members)
     )
-    return Claims(tenants, {p.pid: t.name for t in tenants for p in t.processes})
+    return Claims(tenants, {p.pid: name for name in members for p in members[name]}, servers)
+
+
+def _claimed(
+    processes: Iterable[Process], rules: Rules
+) -> tuple[list[tuple[TenantRule, list[Process]]], list[Process]]:
+    """Each rule that has somebody, with whom it has; and those that none has."""
+    members: dict[str, tuple[TenantRule, list[Process]]] = {}
+    rest: list[Process] = []
+    for household in households(processes):
+        rule = rules.owner(household)
+        if rule is None:
+            rest.extend(household)
+        else:
+            members.setdefault(rule.name, (rule, []))[1].extend(household)
+    return list(members.values()), rest
 
 
 def _found(rest: Sequence[Process], cards: Mapping[int, set[str]]) -> dict[str, list[Process]]:
@@ -236,7 +347,14 @@ def _tenant(
         if rule is None
         else Limits(memory_limit_bytes=rule.memory_limit, min_share_ratio=rule.min_share)
     )
-    places = {place_of(p.cgroup) for p in processes}
+    with_card = {place_of(p.cgroup).home for p in processes if p.pid in cards}
+    places = sorted(
+        {place_of(p.cgroup) for p in processes},
+        key=lambda p: (p.home not in with_card, p.home, p.unit, p.slurm_step, p.pod),
+    )
+    first = sorted(processes, key=lambda p: (p.pid not in cards, p.pid))
+    on_card = sum(p.pid in cards for p in processes)
+    listed = first[: max(_PROCESSES_MOST, on_card)]
     return Tenant(
         name=name,
         level=level,
@@ -244,9 +362,10 @@ def _tenant(
         kind="" if rule is None else rule.kind,
         enforce=hold_back and level != Level.L1,
         limits=limits,
-        places=tuple(sorted(places, key=lambda p: (p.home, p.unit, p.slurm_step, p.pod))),
-        processes=tuple(sorted(processes, key=lambda p: p.pid)),
+        places=tuple(places),
+        processes=tuple(sorted(listed, key=lambda p: p.pid)),
+        process_count=len(processes),
         gpus=tuple(sorted({gpu for p in processes for gpu in cards.get(p.pid, ())})),
-        users=tuple(sorted({p.user for p in processes})),
+        users=tuple(sorted({p.user for p in listed})),
         since=since,
     )

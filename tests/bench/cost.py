@@ -54,7 +54,7 @@ def _cpu(here: Scene, pid: int, pace: Pace) -> Iterator[Row]:
 
 def _all_present(here: Scene, pid: int, pace: Pace) -> Iterator[Row]:
     """The same once every tenant of the configuration has begun: no exec is listened for then."""
-    last = here.stage.tenant("absent.service")
+    last = here.stage.tenant("absent")
     here.stage.cards[0].add_process(last.pid, memory_bytes=1 << 30)
     seconds = pace.seconds(10)
     with storm(_STARTS_PER_SECOND):

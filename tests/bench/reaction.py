@@ -115,14 +115,9 @@ def _one_tenant_a_card(cards: int) -> Iterator[Scene]:
     with scene(cards=cards, tenants=0) as here:
         text = here.stage.config.read_text()
         for number, card in enumerate(here.stage.cards):
-            staged = here.stage.tenant(f"train{number}.service")
-            card.add_process(staged.pid, memory_bytes=50 * GIB)
-            text += f"""
-[[tenants]]
-name = "train{number}"
-sla = "L3"
-match = {{ unit = "train{number}.service" }}
-"""
+            name = f"train{number}"
+            card.add_process(here.stage.tenant(name).pid, memory_bytes=50 * GIB)
+            text += here.stage.rule(name, "L3")
         here.stage.config.write_text(text)
         yield here
 

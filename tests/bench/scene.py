@@ -37,16 +37,6 @@ format = "json"
 [backpressure]
 cpu_pressure_high = "100%"
 cpu_pressure_clear = "99%"
-[[tenants]]
-name = "absent"
-sla = "L1"
-match = {{ unit = "absent.service" }}
-"""
-_TENANT = """
-[[tenants]]
-name = "{name}"
-sla = "{level}"
-match = {{ unit = "{name}.service" }}
 """
 
 
@@ -63,7 +53,6 @@ class Scene:
     def __init__(self, stage: Stage, port: int) -> None:
         self.stage = stage
         self.port = port
-        self._more: list[subprocess.Popen[bytes]] = []
 
     @property
     def environment(self) -> dict[str, str]:
@@ -72,16 +61,9 @@ class Scene:
 
     def populate(self, tenants: int, processes: int) -> None:
         """So many tenants, level after level, with so many processes, all of them on a card."""
-        names = [f"tenant{number:03d}" for number in range(tenants)]
-        for name in names:
-            self.stage.tenant(f"{name}.service")
-        staged = list(self.stage.tenants.values())
+        staged = [self.stage.tenant(f"tenant{number:03d}") for number in range(tenants)]
         pids = [s.pid for s in staged]
-        for number in range(processes - tenants):
-            process = subprocess.Popen(["/bin/sleep", "3600"])
-            self._more.append(process)
-            staged[number % tenants].cgroup.take(process.pid)
-            pids.append(process.pid)
+        pids += [staged[number % tenants].one_more() for number in range(processes - tenants)]
         cards = self.stage.cards
         share = 55 * GIB * len(cards) // max(len(pids), 1)
         for number, pid in enumerate(pids):
@@ -127,11 +109,6 @@ class Scene:
         with self.stage.running() as daemon, self.working():
             yield daemon
 
-    def close(self) -> None:
-        for process in self._more:
-            process.kill()
-            process.wait()
-
 
 @contextlib.contextmanager
 def scene(*, cards: int, tenants: int, processes: int = 0, tick: str = "1s") -> Iterator[Scene]:
@@ -141,16 +118,13 @@ def scene(*, cards: int, tenants: int, processes: int = 0, tick: str = "1s") -> 
         Stage(Path(folder), [H100_80GB] * cards) as stage,
     ):
         here = Scene(stage, free_port())
-        try:
-            here.populate(tenants, max(processes, tenants))
-            text = _CONFIG.format(folder=folder, port=here.port, tick=tick)
-            for number, unit in enumerate(stage.tenants):
-                name = unit.removesuffix(".service")
-                text += _TENANT.format(name=name, level=LEVELS[number % len(LEVELS)])
-            stage.config.write_text(text)
-            yield here
-        finally:
-            here.close()
+        here.populate(tenants, max(processes, tenants))
+        text = _CONFIG.format(folder=folder, port=here.port, tick=tick)
+        text += stage.rule("absent", "L1")
+        for number, name in enumerate(stage.tenants):
+            text += stage.rule(name, LEVELS[number % len(LEVELS)])
+        stage.config.write_text(text)
+        yield here
 
 
 def answers(port: int, path: str) -> bool:

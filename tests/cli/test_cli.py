@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from gpuagent.cli.exits import CODES, Exit
 from gpuagent.cli.main import COMMANDS, cli
 from gpuagent.errors import ConfigError, Refused, Unavailable, Unsupported
-from gpuagent.model.plan import Pause, ReleaseGpus, Reload, ResumeGpus, Unpause
+from gpuagent.model.plan import Pause, Posture, ReleaseGpus, Reload, ResumeGpus, Unpause
+from gpuagent.model.state import Health, Result
 from tests.cli.stage import agent, run
 from tests.expose import snapshots
 from tests.expose.scene import Commands, short_folder
@@ -91,6 +93,79 @@ def test_explain_reads_as_prose() -> None:
         "tenant_gpu_utilization_ratio 60 % (estimated, 1 s ago)",
     ):
         assert words in text, words
+
+
+@pytest.mark.parametrize(
+    ("effect", "sentence"),
+    [
+        ("applied", "It is held back to 49 % of its usual activity for memory: cut twice."),
+        ("in flight", "It is being held back to 49 % of its usual activity for memory: cut twice."),
+        ("pending", "for memory as soon as it starts anew: cut twice."),
+        ("would", "It would be held back to 49 % of its usual activity for memory if the agent"),
+        ("refused", "It is to be held back to 49 % of its usual activity for memory: cut twice."),
+        ("refused", "That is refused: the reason."),
+        ("ineffective", "That has no effect: the reason."),
+        ("contested", "Somebody else keeps undoing that: the reason."),
+        ("gone", "What was to be turned has gone: the reason."),
+        (None, "What became of that is not known yet."),
+    ],
+)
+def test_explain_says_what_is_so_and_not_what_was_decided(
+    effect: Result | None, sentence: str
+) -> None:
+    with agent(snapshots.became(effect, "the reason")) as path:
+        text = " ".join(run("--socket", path, "explain", "train").stdout.split())
+    assert sentence in text
+    assert ("It is held back" in text) == (effect in {"applied", "pending"})
+
+
+def test_while_observing_nobody_is_held_back() -> None:
+    with agent(snapshots.busy(posture=snapshots.OBSERVING)) as path:
+        status = " ".join(run("--socket", path, "status").stdout.split())
+        rows = run("--socket", path, "tenants").stdout
+        text = " ".join(run("--socket", path, "explain", "train").stdout.split())
+    assert "held back 0, would be held back 1;" in status
+    assert "would 49 %" in rows
+    assert "It is held back" not in text
+
+
+def test_a_lever_that_does_nothing_is_not_a_share() -> None:
+    with agent(snapshots.became("refused")) as path:
+        status = " ".join(run("--socket", path, "status").stdout.split())
+        rows = " ".join(run("--socket", path, "tenants", columns=120).stdout.split())
+    assert "held back 0;" in status
+    assert "train L3 100 % 0" in rows
+    assert "memory (cpu_max): refused" in rows
+
+
+def test_cards_are_counted_apart_from_tenants() -> None:
+    holds = (snapshots.limited_card("applied"),)
+    with agent(msgspec.structs.replace(snapshots.busy(), holds=holds)) as path:
+        status = " ".join(run("--socket", path, "status").stdout.split())
+    assert "held back 0, cards limited 1;" in status
+
+
+def test_status_says_every_reason_for_not_being_well() -> None:
+    snapshot = snapshots.hostile(("a call hangs",))
+    snapshot.state.health = {
+        "gpus": Health("gpus", up=True),
+        "kernel_log": Health("kernel_log", up=False, why="no right to read it"),
+    }
+    posture = Posture(mode="enforce", demoted="three crashes", paused=True)
+    with agent(msgspec.structs.replace(snapshot, posture=posture)) as path:
+        lines = run("--socket", path, "status").stdout.splitlines()
+    assert "Health: not ok, degraded" in lines
+    assert "  only observing: three crashes" in lines
+    assert "  kernel_log (optional): no right to read it (last read: never)" in lines
+    assert "  card 0 cannot be read: a call hangs" in lines
+
+
+def test_a_host_that_lacks_only_what_it_can_do_without_is_well() -> None:
+    snapshot = snapshots.busy()
+    snapshot.state.health = {"process_events": Health("process_events", False, "not here")}
+    with agent(snapshot) as path:
+        lines = run("--socket", path, "status").stdout.splitlines()
+    assert "Health: ok, degraded" in lines
 
 
 def test_explain_an_l1_tenant() -> None:

@@ -2,6 +2,8 @@
 
 import string
 
+import msgspec
+
 from gpuagent.model import vocab
 from gpuagent.model.inventory import (
     NODE,
@@ -32,7 +34,7 @@ from gpuagent.model.plan import (
     Setting,
     Snapshot,
 )
-from gpuagent.model.state import Event, Health, Instant, NodeState, Outcome, Reading
+from gpuagent.model.state import Event, Health, Instant, NodeState, Outcome, Reading, Result
 from gpuagent.model.vocab import On, Signal
 
 MONO = 5000.0
@@ -123,6 +125,7 @@ def tenant(
         places=(Place(unit=path.rpartition("/")[2], home=path),),
         seats=(Seat(path=path, inode=77, refusal=refusal),),
         processes=tuple(process(p, uid=uid, cgroup=path) for p in pids),
+        process_count=len(pids),
         gpus=gpus,
         users=(f"u{uid}",),
         since=MONO - 60,
@@ -158,8 +161,46 @@ def _card_readings(uuid: str) -> list[Reading]:
     ]
 
 
+def holding(
+    name: str, seat: Subject, effect: Result | None, *, why: str, share: float = 0.5
+) -> Hold:
+    """A decision to hold this tenant back through cpu.max, and what became of it."""
+    return Hold(
+        on_tenant(name),
+        share,
+        "cpu_max",
+        "memory",
+        why,
+        settings=((vocab.CPU_MAX, seat),),
+        effect=effect,
+    )
+
+
+def limited_card(effect: Result | None) -> Hold:
+    """A decision to hold the whole first card back."""
+    card = on_gpu(GPU0)
+    key = (vocab.POWER_LIMIT, card)
+    return Hold(card, 0.8, "power_limit", "temperature", "83 C", settings=(key,), effect=effect)
+
+
+def became(effect: Result | None, hindrance: str = "") -> Snapshot:
+    """The busy host, with that as what became of the decision on its tenant `train`."""
+    snapshot = busy()
+    key = (vocab.CPU_MAX, TRAIN_SEAT)
+    outcomes = dict(snapshot.outcomes)
+    if effect is None:
+        del outcomes[key]
+    else:
+        outcomes[key] = msgspec.structs.replace(outcomes[key], result=effect, why=hindrance)
+    holds = tuple(h.with_effect(outcomes) for h in snapshot.holds)
+    return msgspec.structs.replace(snapshot, outcomes=outcomes, holds=holds)
+
+
 def busy(*, posture: Posture = ENFORCING) -> Snapshot:
-    """Two cards (one of them with MIG), an L1 tenant, and a best-effort one that is held back."""
+    """Two cards (one of them with MIG), an L1 tenant, and a best-effort one that is held back.
+
+    While the agent only observes, it would be.
+    """
     mig = MigInstance(MIG1, GPU1, 1, 0, "1g.10gb", 10 << 30)
     cards = (_card(GPU0, 0), Gpu(GPU1, 1, "NVIDIA H100", mig_enabled=True, mig=(mig,)))
     serve = tenant(
@@ -181,7 +222,16 @@ def busy(*, posture: Posture = ENFORCING) -> Snapshot:
             Blocked("ineffective", "no sibling competes with it"),
         ),
     )
-    outcome = Outcome(vocab.CPU_MAX, TRAIN_SEAT, 2.1, 2.1, float("inf"), "applied", "", MONO - 2)
+    outcome = Outcome(
+        vocab.CPU_MAX,
+        TRAIN_SEAT,
+        2.1,
+        2.1 if posture.acts else float("inf"),
+        float("inf") if posture.acts else None,
+        "applied" if posture.acts else "would",
+        "",
+        MONO - 2,
+    )
     state = NodeState(
         NOW,
         inventory=Inventory(gpus=cards, gpu_processes=(), tenants=(train, serve)),
@@ -218,9 +268,10 @@ def busy(*, posture: Posture = ENFORCING) -> Snapshot:
         posture,
         plan=Plan(settings),
         outcomes={(vocab.CPU_MAX, TRAIN_SEAT): outcome},
-        holds=(Hold("train", 0.49, "cpu_max", "memory", "cut twice"),),
+        holds=(holding("train", TRAIN_SEAT, outcome.result, why="cut twice", share=0.49),),
         causes=(Cause("memory", card, MONO - 12, why, numbers),),
-        actions={("cgroup_cpu_max", "applied"): 4},
+        actions={("cgroup_cpu_max", "applied"): 4, ("cgroup_cpu_max", "left alone"): 1},
+        outside_changes={"gpu_power_limit": 2},
         events=(
             Event("start", MONO - 60, "the agent has started"),
             Event("xid", MONO - 30, "XID 79 on card 0", card, (("xid", 79),)),
@@ -243,7 +294,7 @@ def hostile(names: tuple[str, ...] = HOSTILE) -> Snapshot:
             Reading(vocab.TENANT_GPU_MEMORY_BYTES, on_tenant_gpu(name, GPU0), 1 << 30, MONO),
             Reading(vocab.CGROUP_CPU_WEIGHT, seat, 100, MONO),
         ]
-        holds.append(Hold(name, 0.5, "cpu_max", "memory", f"because {name} grew"))
+        holds.append(holding(name, seat, "contested", why=f"because {name} grew"))
         outcomes[vocab.CPU_MAX, seat] = Outcome(
             vocab.CPU_MAX, seat, 1, 1, 4, "contested", f"{name} fights back", MONO
         )
@@ -307,5 +358,5 @@ def tenants_of(uid: int, pid: int) -> Snapshot:
     with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
         started = int(file.read().rpartition(")")[2].split()[19])
     who = Process(pid, started, 1, uid, "me", "python3", "", "/")
-    one = Tenant("mine", Level.L3, processes=(who,))
+    one = Tenant("mine", Level.L3, processes=(who,), process_count=1)
     return Snapshot(NodeState(NOW, inventory=Inventory(gpus=(), tenants=(one,))), OBSERVING)

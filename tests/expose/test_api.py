@@ -8,8 +8,9 @@ import pytest
 
 from gpuagent.errors import ConfigError, Gone, Refused, Unavailable, Unsupported
 from gpuagent.expose.api import GETS, to_json
-from gpuagent.model.plan import Pause, ReleaseGpus, Reload, ResumeGpus, Unpause
-from gpuagent.model.state import Instant
+from gpuagent.expose.picture import number
+from gpuagent.model.plan import Pause, ReleaseGpus, Reload, ResumeGpus, Snapshot, Unpause
+from gpuagent.model.state import RESULTS, Health, Instant, Result
 from tests.expose import snapshots
 from tests.expose.scene import Commands, Scene, ask, ask_loopback, serving
 
@@ -42,6 +43,113 @@ async def test_no_gpu_is_zero_and_not_unknown() -> None:
         health = (await ask(path, "/v1/health")).json
     assert health["ok"] is False
     assert health["sensors"][0]["why"] == "no driver is loaded"
+
+
+# -- what is decided, and what is so -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("effect", [*RESULTS, None])
+async def test_a_tenant_is_held_back_only_where_the_host_says_so(effect: Result | None) -> None:
+    async with serving(Scene(snapshots.became(effect, "the reason"))) as (_, path):
+        node = (await ask(path, "/v1/node")).json
+        row = (await ask(path, "/v1/tenants/train")).json["row"]
+        plan = (await ask(path, "/v1/plan")).json
+    in_force = effect in {"applied", "in flight", "pending"}
+    would = effect == "would"
+    assert node["tenants_held_back"] == in_force
+    assert node["tenants_would_be_held_back"] == would
+    assert row["share_ratio"] == (0.49 if in_force else 1)
+    assert row["would_share_ratio"] == (0.49 if would else None)
+    held = row["held_back"]
+    assert (held["share_ratio"], held["effect"], held["in_force"]) == (0.49, effect, in_force)
+    assert held["effect_why"] == ("" if effect is None else "the reason")
+    assert plan["held_back"] == [held]
+
+
+async def test_of_several_decisions_the_one_in_force_counts() -> None:
+    decided: tuple[tuple[Result, float], ...] = (
+        ("refused", 0.2),
+        ("applied", 0.7),
+        ("applied", 0.5),
+        ("would", 1.0),
+    )
+    holds = tuple(
+        snapshots.holding("train", snapshots.TRAIN_SEAT, effect, why="w", share=share)
+        for effect, share in decided
+    )
+    snapshot = msgspec.structs.replace(snapshots.busy(), holds=holds)
+    async with serving(Scene(snapshot)) as (_, path):
+        row = (await ask(path, "/v1/tenants/train")).json["row"]
+        node = (await ask(path, "/v1/node")).json
+    assert (row["share_ratio"], row["held_back"]["share_ratio"]) == (0.5, 0.5)
+    assert row["would_share_ratio"] is None, "what takes nothing away holds nobody back"
+    assert node["tenants_held_back"] == 1
+
+
+async def test_a_limited_card_is_not_counted_among_the_tenants() -> None:
+    effects: tuple[Result, ...] = ("applied", "would")
+    for effect in effects:
+        holds = (snapshots.limited_card(effect),)
+        snapshot = msgspec.structs.replace(snapshots.busy(), holds=holds)
+        async with serving(Scene(snapshot)) as (_, path):
+            node = (await ask(path, "/v1/node")).json
+            [held] = (await ask(path, "/v1/plan")).json["held_back"]
+        assert (node["tenants_held_back"], node["tenants_would_be_held_back"]) == (0, 0)
+        assert node["gpus_limited"] == (effect == "applied")
+        assert node["gpus_would_be_limited"] == (effect == "would")
+        assert (held["gpu"], held["tenant"]) == (snapshots.GPU0, None)
+
+
+# -- health ------------------------------------------------------------------------------------------------
+
+
+def with_health(*found: Health) -> Snapshot:
+    snapshot = snapshots.busy()
+    snapshot.state.health = {h.name: h for h in found}
+    return snapshot
+
+
+@pytest.mark.parametrize("name", ["process_events", "kernel_log"])
+async def test_a_host_without_what_can_be_done_without_is_degraded(name: str) -> None:
+    snapshot = with_health(Health("gpus", True), Health(name, False, "no right to listen"))
+    async with serving(Scene(snapshot)) as (_, path):
+        health = (await ask(path, "/v1/health")).json
+    assert (health["ok"], health["degraded"]) == (True, True)
+    assert {s["name"]: s["essential"] for s in health["sensors"]} == {"gpus": True, name: False}
+
+
+@pytest.mark.parametrize("name", ["gpus", "tenants", "cgroups", "node", "ledger"])
+async def test_a_host_without_what_is_essential_is_not_ok(name: str) -> None:
+    async with serving(Scene(with_health(Health(name, False, "broken")))) as (_, path):
+        health = (await ask(path, "/v1/health")).json
+    assert (health["ok"], health["degraded"]) == (False, False)
+
+
+async def test_a_blind_card_is_not_ok_and_says_why() -> None:
+    async with serving(Scene(snapshots.hostile(("a call hangs",)))) as (_, path):
+        health = (await ask(path, "/v1/health")).json
+    assert health["blind"] == [{"index": 0, "why": "a call hangs"}]
+    assert health["ok"] is False
+
+
+# -- lists -------------------------------------------------------------------------------------------------
+
+
+async def test_cards_come_in_pages_in_a_stable_order() -> None:
+    scene = Scene(snapshots.large(cards=12, tenants=1))
+    async with serving(scene) as (_, path):
+        seen: list[int] = []
+        target = "/v1/gpus?limit=5"
+        while True:
+            page = (await ask(path, target)).json
+            seen += [g["index"] for g in page["items"]]
+            assert page["total"] == 12
+            assert len(page["items"]) <= 5
+            if page["next"] is None:
+                break
+            target = f"/v1/gpus?limit=5&after={quote(page['next'], safe='')}"
+        assert (await ask(path, "/v1/gpus?limit=nine")).status == 400
+    assert seen == list(range(12))
 
 
 async def test_gpus_show_fresh_readings_only() -> None:
@@ -302,6 +410,11 @@ async def test_a_fault_of_ours_is_a_problem_and_not_the_end() -> None:
         assert (await ask(path, "/v1/node")).status == 200
 
 
-def test_json_says_infinity_and_never_nan() -> None:
-    text = {"a": "x\udc80", "b": [float("inf"), float("nan"), 1.5], "\udc81": True}
-    assert to_json(text) == b'{"a":"x\\\\udc80","b":["+Inf",null,1.5],"\\\\udc81":true}'
+def test_json_takes_names_that_are_no_text() -> None:
+    text = {"a": "x\udc80", "b": [1.5, ("\udcff",)], "\udc81": True}
+    assert to_json(text) == b'{"a":"x\\\\udc80","b":[1.5,["\\\\udcff"]],"\\\\udc81":true}'
+
+
+def test_infinity_has_a_name_and_nan_is_unknown() -> None:
+    values = (float("inf"), float("-inf"), float("nan"), None, 1.5)
+    assert [number(v) for v in values] == ["+Inf", "-Inf", None, None, 1.5]

@@ -32,6 +32,7 @@ from gpuagent.expose.auth import (
     locate,
     look,
 )
+from gpuagent.expose.door import Anyone
 from gpuagent.expose.metrics import Exposition
 from gpuagent.model.inventory import Inventory, Level, Place, Seat, Tenant
 from gpuagent.model.plan import Snapshot
@@ -51,6 +52,7 @@ ALLOWED = {
     "GET /healthz": (200, 200, 200),
     "GET /readyz": (200, 200, 200),
     "GET /metrics": (200, 403, 403),
+    "GET /metrics/dcgm": (200, 403, 403),
     "GET /v1/gpus": (200, 200, 403),
     f"GET /v1/gpus/{snapshots.GPU0}": (200, 200, 403),
     f"GET /v1/gpus/{snapshots.GPU1}": (200, 403, 403),
@@ -86,6 +88,7 @@ async def test_every_route_for_every_role(peer: Peer, column: int) -> None:
         commands,
         gate=Gate("gpuagent"),
         peer_of=lambda _: peer,
+        door=Anyone(),
         exposition=exposition,
         send_seconds=20,
     )
@@ -109,6 +112,7 @@ async def test_a_tenants_own_user_sees_nobody_else() -> None:
         Commands(),
         gate=Gate(""),
         peer_of=lambda _: OWNER,
+        door=Anyone(),
         exposition=exposition,
         send_seconds=20,
     )

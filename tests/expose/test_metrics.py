@@ -17,12 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuagent.expose.metrics import Exposition, render
 from gpuagent.model import vocab
-from gpuagent.model.inventory import on_cgroup, on_gpu
-from gpuagent.model.plan import Snapshot
-from gpuagent.model.state import RESULTS, Instant, NodeState, Reading
+from gpuagent.model.inventory import on_cgroup, on_gpu, on_mig
+from gpuagent.model.plan import LoopStats, Posture, Snapshot
+from gpuagent.model.state import RESULTS, Instant, NodeState, Reading, Result
 from gpuagent.model.vocab import KNOBS, SIGNALS
 from tests.expose import snapshots
-from tests.expose.scene import Scene, ask, ask_loopback, serving
+from tests.expose.full import full
+from tests.expose.scene import Scene, StillClock, ask, ask_loopback, serving
 
 promtool = shutil.which("promtool")
 
@@ -56,15 +57,18 @@ def test_a_busy_host_renders_to_exactly_the_golden_text() -> None:
 def test_every_action_exists_from_the_start() -> None:
     found = series(snapshots.unread())
     for knob in KNOBS:
-        for result in RESULTS:
+        for result in (*RESULTS, "put back", "left alone"):
             labels = frozenset({"knob": knob.name, "result": result}.items())
             assert found["gpuagent_actions_total", labels] == 0
+        labels = frozenset({"knob": knob.name}.items())
+        assert found["gpuagent_outside_changes_total", labels] == 0
 
 
 def test_a_busy_host_says_what_is_wanted_real_and_why_not() -> None:
     found = series(snapshots.busy())
     seat = {"tenant": "train", "level": "L3", "cgroup": snapshots.TRAIN_PATH}
     card = {"gpu": "0", "uuid": snapshots.GPU0}
+    target = {**seat, "gpu": "", "uuid": ""}
     both = {"tenant": "train", "level": "L3", **card}
 
     def value(name: str, **labels: str) -> float | None:
@@ -72,22 +76,94 @@ def test_a_busy_host_says_what_is_wanted_real_and_why_not() -> None:
 
     assert value("cgroup_cpu_max_wanted_cores", **seat) == 2.1
     assert value("cgroup_cpu_max_cores", **seat) == float("inf")
-    assert value("setting_outcome", knob="cgroup_cpu_max", result="applied", **seat) == 1
-    assert value("setting_outcome", knob="cgroup_cpu_weight", result="ineffective", **seat) == 1
+    assert value("setting_outcome", knob="cgroup_cpu_max", result="applied", **target) == 1
+    assert value("setting_outcome", knob="cgroup_cpu_weight", result="ineffective", **target) == 1
     assert value("actions_total", knob="cgroup_cpu_max", result="applied") == 4
+    assert value("actions_total", knob="cgroup_cpu_max", result="left alone") == 1
+    assert value("outside_changes_total", knob="gpu_power_limit") == 2
     assert value("tenant_share_ratio", tenant="train", level="L3") == 0.49
     assert value("tenant_share_ratio", tenant="serve", level="L1") == 1
     assert value("cause_active", cause="memory", tenant="", **card) == 1
     assert (
-        value("gpu_memory_used_bytes", gpu="1", uuid=snapshots.GPU1, mig=snapshots.MIG1) == 1 << 30
+        value("mig_memory_used_bytes", gpu="1", uuid=snapshots.GPU1, mig=snapshots.MIG1) == 1 << 30
     )
     assert value("gpu_xid_errors_total", xid="79", **card) == 2
     assert value("tenant_gpu_utilization_ratio", **both) == 0.6
     assert value("reading_estimated", signal="tenant_gpu_utilization_ratio", **both) == 1
     assert value("reading_estimated", signal="tenant_gpu_memory_bytes", **both) is None
     assert value("acting") == 1
+    assert value("demoted") == value("released") == 0
+    assert value("snapshot_timestamp_seconds") == snapshots.WALL
     assert value("sensor_up", sensor="netlink") is None, "it has not been asked yet"
     assert value("sensor_failures_total", sensor="netlink") == 0
+
+
+@pytest.mark.parametrize(
+    ("effect", "share"),
+    [
+        ("applied", 0.49),
+        ("in flight", 0.49),
+        ("pending", 0.49),
+        ("would", 1),
+        ("refused", 1),
+        ("ineffective", 1),
+        ("contested", 1),
+        ("gone", 1),
+        (None, 1),
+    ],
+)
+def test_a_share_is_what_the_host_has_and_not_what_was_decided(
+    effect: Result | None, share: float
+) -> None:
+    found = series(snapshots.became(effect))
+    tenant = {"tenant": "train", "level": "L3"}
+    assert found["gpuagent_tenant_share_ratio", frozenset(tenant.items())] == share
+    decided = {**tenant, "gpu": "", "uuid": "", "cause": "memory", "effect": effect or "unknown"}
+    assert found["gpuagent_hold_share_ratio", frozenset(decided.items())] == 0.49
+
+
+def test_a_limited_card_is_no_tenant() -> None:
+    snapshot = msgspec.structs.replace(snapshots.busy(), holds=(snapshots.limited_card("applied"),))
+    found = series(snapshot)
+    held = {k: v for k, v in found.items() if k[0] == "gpuagent_hold_share_ratio"}
+    [((_, labels), share)] = held.items()
+    assert share == 0.8
+    assert dict(labels).items() >= {"tenant": "", "uuid": snapshots.GPU0, "gpu": "0"}.items()
+    shares = [v for (n, _), v in found.items() if n == "gpuagent_tenant_share_ratio"]
+    assert shares == [1, 1]
+
+
+def test_why_it_does_not_act_is_told() -> None:
+    posture = Posture(mode="enforce", released=True, demoted="three crashes")
+    found = series(snapshots.empty(posture=posture))
+    assert found["gpuagent_demoted", frozenset()] == 1
+    assert found["gpuagent_released", frozenset()] == 1
+    assert found["gpuagent_acting", frozenset()] == 0
+
+
+def test_a_sum_over_cards_counts_nothing_twice() -> None:
+    snapshot = snapshots.busy()
+    snapshot.state.readings = {
+        r.key: r
+        for r in (
+            Reading(vocab.GPU_MEMORY_USED_BYTES, on_gpu(snapshots.GPU1), 5, snapshots.MONO),
+            Reading(vocab.GPU_MEMORY_USED_BYTES, on_mig(snapshots.MIG1), 5, snapshots.MONO),
+            Reading(vocab.GPU_MEMORY_USED_BYTES, on_mig("MIG-left"), 1, snapshots.MONO),
+        )
+    }
+    found = series(snapshot)
+    whole = [v for (n, _), v in found.items() if n == "gpuagent_gpu_memory_used_bytes"]
+    parts = {dict(k)["mig"]: v for (n, k), v in found.items() if n.startswith("gpuagent_mig_")}
+    assert whole == [5]
+    assert parts == {snapshots.MIG1: 5, "MIG-left": 1}
+
+
+@pytest.mark.parametrize("make", ["busy", "hostile", "full"])
+def test_every_metric_of_settings_has_one_set_of_labels(make: str) -> None:
+    snapshot = full() if make == "full" else getattr(snapshots, make)()
+    for metric in ("setting_outcome", "hold_share_ratio", "cause_active", "actions_total"):
+        sets = {frozenset(dict(k)) for n, k in series(snapshot) if n == f"gpuagent_{metric}"}
+        assert len(sets) <= 1, metric
 
 
 def test_a_series_vanishes_when_its_reading_expires() -> None:
@@ -185,13 +261,33 @@ class Watched(NodeState):
 async def test_each_snapshot_is_rendered_once_and_off_the_loop() -> None:
     state = Watched()
     snapshot = Snapshot(state, snapshots.OBSERVING)
-    exposition = Exposition("1")
+    clock = StillClock()
+    exposition = Exposition("1", now=lambda: clock.instant.mono)
     texts = await asyncio.gather(*(exposition.text(snapshot) for _ in range(20)))
     assert len(set(texts)) == 1
     assert len(state.threads) == 1
     assert state.threads[0] is not threading.main_thread()
-    await exposition.text(msgspec.structs.replace(snapshot))
+    exposition.close()
+
+
+async def test_many_snapshots_a_second_are_rendered_once_a_second() -> None:
+    state = Watched()
+    clock = StillClock()
+    exposition = Exposition("1", now=lambda: clock.instant.mono)
+
+    async def scrape(seconds: float) -> bytes:
+        clock.instant = Instant(snapshots.MONO + seconds, snapshots.WALL)
+        ticks = LoopStats(ticks=int(seconds * 1000))
+        return await exposition.text(Snapshot(state, snapshots.OBSERVING, stats=ticks))
+
+    first = await scrape(0)
+    assert {await scrape(t) for t in (0.05, 0.5, 0.99)} == {first}
+    assert len(state.threads) == 1
+    assert b"gpuagent_loop_ticks_total 1000.0" in await scrape(1)
     assert len(state.threads) == 2
+    paused = msgspec.structs.replace(snapshots.OBSERVING, paused=True)
+    text = await exposition.text(Snapshot(state, paused))
+    assert b"gpuagent_paused 1.0" in text, "who has just ordered it is told at once"
     exposition.close()
 
 

@@ -5,13 +5,25 @@ import contextlib
 import os
 import select
 import socket
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuagent.expose.auth import Rules
-from gpuagent.expose.door import CONNECTIONS_OF_OTHERS, CONNECTIONS_PER_USER, Callers
+from gpuagent.expose.door import (
+    CONNECTIONS,
+    CONNECTIONS_LOOPBACK,
+    CONNECTIONS_OF_OTHERS,
+    CONNECTIONS_PER_USER,
+    FIRST_REQUEST_SECONDS,
+    Admission,
+    Anyone,
+    Callers,
+    Guests,
+)
 from tests.expose import snapshots
 from tests.expose.scene import (
     Commands,
@@ -21,6 +33,7 @@ from tests.expose.scene import (
     ask_loopback,
     exchange,
     serving,
+    short_folder,
 )
 
 # -- the loopback address ---------------------------------------------------------------------------------
@@ -136,6 +149,37 @@ async def test_junk_never_is_a_fault_of_ours(capfd: pytest.CaptureFixture[str]) 
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"GET\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),
+        (b"GET /v1/node HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 400),
+        (b"GET /v1/node HTTP/1.1\r\nHost: x\r\nExpect: 200-maybe\r\n\r\n", 417),
+    ],
+)
+async def test_what_is_no_request_is_a_problem_document_too(raw: bytes, status: int) -> None:
+    async with serving(Scene(snapshots.busy())) as (_, path):
+        reply = Reply(await exchange(path, raw))
+    assert reply.status == status
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert reply.json["status"] == status
+    assert reply.json["detail"].isprintable()
+    assert len(reply.json["detail"]) < 300
+
+
+async def test_a_body_that_waits_to_be_asked_for_is_asked_for() -> None:
+    head = b"POST /v1/pause HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n"
+    commands = Commands()
+    async with serving(Scene(snapshots.busy()), commands) as (_, path):
+        answer = await exchange(path, head + b"Expect: 100-continue\r\n\r\n{}")
+    interim, _, rest = answer.partition(b"\r\n\r\n")
+    assert interim == b"HTTP/1.1 100 Continue"
+    assert Reply(rest).status == 200
+    assert len(commands.seen) == 1
+
+
 _KEPT = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -230,33 +274,150 @@ async def test_one_connection_takes_many_requests() -> None:
     assert answer.count(b"HTTP/1.1 200") == 21
 
 
+# -- who has to make room ----------------------------------------------------------------------------------
+
+
 class Line:
     """A connection as the door sees it, with a real socket pair below."""
 
     def __init__(self) -> None:
         self.here, self.there = socket.socketpair()
+        self.turned_out = False
 
     def get_extra_info(self, name: str) -> socket.socket:
         return self.here
+
+    def abort(self) -> None:
+        self.turned_out = True
+        self.close()
 
     def close(self) -> None:
         self.here.close()
         self.there.close()
 
 
-def test_one_user_cannot_take_every_connection() -> None:
-    callers = Callers(Scene(snapshots.tenants_of(os.getuid(), os.getpid())), Rules())
-    lines = [Line() for _ in range(CONNECTIONS_PER_USER + 1)]
+@contextlib.contextmanager
+def lines(count: int) -> Iterator[list[Any]]:
+    made = [Line() for _ in range(count)]
     try:
-        admitted = [callers.admit(line) for line in lines]  # type: ignore[arg-type]
-        assert admitted == [True] * CONNECTIONS_PER_USER + [False]
-        lines[0].close()
-        late = Line()
-        lines.append(late)
-        assert callers.admit(late)  # type: ignore[arg-type]
+        yield made
     finally:
-        for line in lines:
+        for line in made:
             line.close()
+
+
+def tenants_door() -> Callers:
+    """A door at which this process is a tenant."""
+    return Callers(Scene(snapshots.tenants_of(os.getuid(), os.getpid())), Rules())
+
+
+def test_one_user_takes_his_own_place_only() -> None:
+    door = tenants_door()
+    with lines(CONNECTIONS_PER_USER + 2) as here:
+        *first, late, later = here
+        assert all(door.admit(line) for line in first)
+        assert not any(line.turned_out for line in first)
+        door.asks(first[0])
+        assert door.admit(late), "the longest waiting makes room"
+        assert [line.turned_out for line in first[:3]] == [False, True, False]
+        for line in (*first, late):
+            door.asks(line)
+        assert not door.admit(later), "all the others have asked and wait for us"
+
+
+def test_the_longest_waiting_goes_first_and_whoever_is_served_stays() -> None:
+    door = Anyone()
+    with lines(CONNECTIONS_LOOPBACK + 2) as here:
+        *first, late, later = here
+        for line in first:
+            assert door.admit(line)
+            door.asks(line)
+        assert door.full
+        assert not door.admit(late)
+        door.answered(first[7])
+        door.answered(first[3])
+        assert door.admit(late)
+        assert first[7].turned_out
+        assert not first[3].turned_out
+        assert door.admit(later)
+        assert first[3].turned_out
+        assert sum(line.turned_out for line in here) == 2
+
+
+@given(st.lists(st.tuples(st.sampled_from("comeask"), st.integers(0, 9)), max_size=60))
+def test_whatever_comes_and_goes_the_house_is_never_over_full(steps: list[tuple[str, int]]) -> None:
+    door = Guests[int](4)
+    with lines(10) as here:
+        for what, n in steps:
+            line = here[n]
+            if what == "a":
+                door.asks(line)
+            elif what == "o":
+                door.answered(line)
+            elif what == "m":
+                line.close()
+            elif line.here.fileno() >= 0 and (not door.full or door.make_room(lambda _: True)):
+                door.add(line, n)
+            assert len(door.inside()) <= 4
+            assert all(here[n].here.fileno() >= 0 for n in door.inside().values())
+
+
+async def connect(port: int, raw: bytes = b"") -> asyncio.StreamWriter:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(raw)
+    await writer.drain()
+    return writer
+
+
+@pytest.mark.parametrize("raw", [b"", b"GET /metrics HTTP/1.1\r\nX: drip"])
+async def test_idle_connections_do_not_keep_prometheus_out(raw: bytes) -> None:
+    async with serving(Scene(snapshots.busy())) as (server, _):
+        assert server.metrics_port is not None
+        idle = [await connect(server.metrics_port, raw) for _ in range(40)]
+        reply = await ask_loopback(server.metrics_port, "/metrics")
+        for writer in idle:
+            writer.close()
+    assert reply.status == 200
+    assert b"gpuagent_build_info" in reply.body
+
+
+async def test_who_asks_and_takes_no_answer_does_not_keep_prometheus_out() -> None:
+    async with serving(Scene(snapshots.large())) as (server, _):
+        assert server.metrics_port is not None
+        request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        lazy = [await connect(server.metrics_port, request) for _ in range(40)]
+        # Those that are still being worked for stay: their turn ends when the text is ready.
+        for _ in range(400):
+            reply = await ask_loopback(server.metrics_port, "/readyz")
+            if reply.status == 200:
+                break
+            await asyncio.sleep(0.05)
+        assert reply.status == 200
+        for writer in lazy:
+            writer.close()
+
+
+async def test_in_a_full_house_an_answer_is_the_last_one() -> None:
+    async with serving(Scene(snapshots.busy())) as (server, _):
+        assert server.metrics_port is not None
+        request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        alone, writer = await asyncio.open_connection("127.0.0.1", server.metrics_port)
+        writer.write(request)
+        assert b"Connection: close" not in await alone.readuntil(b"ok\n")
+        idle = [await connect(server.metrics_port) for _ in range(CONNECTIONS_LOOPBACK - 1)]
+        writer.write(request)
+        async with asyncio.timeout(20):
+            assert b"Connection: close" in await alone.read()
+        for each in (writer, *idle):
+            each.close()
+
+
+async def test_the_first_request_has_to_come_soon_and_later_ones_may_take_longer() -> None:
+    async with serving(Scene(snapshots.busy()), idle_seconds=0.4) as (server, path):
+        assert server.metrics_port is not None
+        for raw in (b"", b"GET /v1/node HTTP/1.1\r\nX: drip"):
+            assert await exchange(path, raw, deadline=10) == b""
+    assert FIRST_REQUEST_SECONDS == 5
 
 
 async def test_administrators_are_let_in_last() -> None:
@@ -269,16 +430,29 @@ async def test_administrators_are_let_in_last() -> None:
             writer.close()
 
 
-async def test_a_full_house_says_come_again() -> None:
+async def test_a_full_house_of_the_idle_lets_one_more_in() -> None:
     async with serving(Scene(snapshots.busy())) as (_, path):
-        opened = []
-        reply = None
-        for _ in range(140):
-            reader, writer = await asyncio.open_unix_connection(path)
-            opened.append(writer)
-        async with asyncio.timeout(10):
-            reply = Reply(await reader.read())
-        assert reply.status == 503
-        assert reply.headers["retry-after"] == "1"
-        for writer in opened:
+        opened = [await asyncio.open_unix_connection(path) for _ in range(CONNECTIONS + 12)]
+        assert (await ask(path, "/v1/node")).status == 200
+        for _, writer in opened:
             writer.close()
+
+
+async def test_a_full_house_of_the_busy_says_come_again() -> None:
+    scene = Scene(snapshots.busy())
+    door = Callers(scene, Rules())
+    with lines(CONNECTIONS) as here:
+        for line in here:
+            assert door.admit(line)
+            door.asks(line)
+        with short_folder() as folder:
+            path = f"{folder}/s"
+            listener = await asyncio.get_running_loop().create_unix_server(
+                lambda: Admission(door, asyncio.Protocol, 5), path
+            )
+            async with listener:
+                reply = Reply(await exchange(path, b""))
+    assert reply.status == 503
+    assert reply.headers["retry-after"] == "1"
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert reply.json["status"] == 503

@@ -28,6 +28,7 @@ from tests.fakes.nvml.client import (
     Client,
     answers,
 )
+from tests.stage import until
 
 # ---- initialising ----
 
@@ -256,23 +257,30 @@ def test_a_hanging_call_ends_by_sigkill_only_and_stops_nobody_else(
     fake: FakeNvml, nvml: Client
 ) -> None:
     fake.hang("nvmlDeviceGetPowerUsage", gpu=0)
+    tried = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     with Client(os.environ | fake.env) as stuck:
         stuck("p.nvmlInit()")
         stuck.send("p.nvmlDeviceGetPowerUsage(gpu(0))")
-        while fake.calls("nvmlDeviceGetPowerUsage") == 0:
-            time.sleep(0.005)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        until("it hangs", lambda: signals(stuck.pid, "SigBlk").issuperset(tried))
+        for number in tried:
             os.kill(stuck.pid, number)
-        time.sleep(0.1)
+        until("it has got them", lambda: signals(stuck.pid, "ShdPnd").issuperset(tried))
         assert stuck.pid in fake.holders, "still alive"
         assert nvml("p.nvmlDeviceGetPowerUsage(gpu(2))") == 80_000
         assert nvml("p.nvmlDeviceGetTemperature(gpu(0), 0)") == 41
         stuck.kill()
         assert fake.holders == [nvml.pid]
     nvml.send("p.nvmlDeviceGetPowerUsage(gpu(0))")
-    time.sleep(0.05)
+    until("this one hangs", lambda: signals(nvml.pid, "SigBlk").issuperset(tried))
     fake.unhang("nvmlDeviceGetPowerUsage")
     assert nvml.receive() == 69_850
+
+
+def signals(pid: int, field: str) -> set[int]:
+    """The signals in one of the masks of /proc/PID/status (proc(5))."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next(int(line.split()[1], 16) for line in lines if line.startswith(field + ":"))
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
 # ---- many processes ----

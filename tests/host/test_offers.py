@@ -39,6 +39,17 @@ def test_cgroups(tmp_path: Path) -> None:
     assert offers.cgroups(str(tmp_path)).state == "ok"
 
 
+def test_a_slice_that_does_not_pass_the_cpu_controller_on(tmp_path: Path) -> None:
+    put(tmp_path, "cgroup.controllers", "cpuset cpu io memory pids\n")
+    passed_on = put(tmp_path, "system.slice/cgroup.subtree_control", "memory pids\n")
+    found = offers.cgroups(str(tmp_path))
+    assert found.state == "partial"
+    assert "system.slice does not pass the cpu controller on" in found.what
+    assert "systemctl set-property UNIT CPUWeight=100" in found.remedy
+    passed_on.write_text("cpu memory pids\n")
+    assert offers.cgroups(str(tmp_path)).state == "ok"
+
+
 def test_pressure_and_systemd(tmp_path: Path) -> None:
     assert offers.pressure(str(tmp_path)).state == "missing"
     assert offers.systemd(str(tmp_path)).state == "missing"

@@ -130,15 +130,18 @@ async def test_a_killed_child_is_noticed_and_reaped() -> None:
 
 
 async def test_signals_of_the_terminal_do_not_end_it_but_a_cancelled_parent_does() -> None:
-    child = Child(do="ignore")
-    async with started(child) as task:
-        await until(lambda: child.heard)
+    child = Child(do="echo")
+    async with started(child):
+        await until(lambda: child.worker.pid)
+        child.worker.send({"n": 1})
+        await until(lambda: len(child.heard) == 1)
         assert child.worker.pid is not None
         assert os.getpgid(child.worker.pid) != os.getpgid(0)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(child.worker.pid, number)
-        await asyncio.sleep(0.2)
-        assert not task.done()
+        # A signal that is not ignored ends it before it runs on: it could not answer.
+        child.worker.send({"n": 2})
+        await until(lambda: len(child.heard) == 2)
     assert gone(child.worker.pid)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuagent.model.inventory import Place
-from gpuagent.sense.places import made_by_user, place_of, unescaped
+from gpuagent.sense.places import delegated_to, made_by_user, place_of, unescaped, walled
 
 ID = "0123456789abcdef" * 4
 POD = "8a1b2c3d-1111-2222-3333-444455556666"
@@ -67,6 +67,8 @@ HOMES: list[tuple[str, Place]] = [
         f"{MANAGER}/user.slice/libpod-{ID}.scope",
         Place(container=ID, runtime="podman", uid=1000),
     ),
+    (f"/jobs/{ID}", Place(container=ID)),
+    (f"/jobs/night/libpod-{ID}", Place(container=ID, runtime="podman")),
     ("/lxc.payload.web-1", Place(container="web-1", runtime="lxc")),
     ("/lxc/web-1", Place(container="web-1", runtime="lxc")),
     ("/slurm/uid_1000/job_123", Place(slurm_job="123", uid=1000)),
@@ -187,6 +189,42 @@ def test_what_a_user_could_have_named() -> None:
     assert made_by_user(f"{MANAGER}/app.slice/triton.service")
     assert not made_by_user(f"{USER}/session-3.scope")
     assert not made_by_user("/system.slice/triton.service")
+
+
+@pytest.mark.parametrize(
+    ("path", "uid"),
+    [
+        (f"{MANAGER}/app.slice/triton.service", 1000),
+        (MANAGER, 1000),
+        (f"{USER}/session-3.scope", None),
+        (f"{USER}/docker-{ID}.scope", None),
+        (f"{USER}/user@1001.service/app.slice/x.service", None),
+        (f"{USER}/user@1000.service.d/x.service", None),
+        ("/system.slice/triton.service", None),
+    ],
+)
+def test_who_rules_over_a_tree_of_his_own(path: str, uid: int | None) -> None:
+    assert delegated_to(path) == uid
+
+
+@pytest.mark.parametrize(
+    ("path", "inside"),
+    [
+        (f"/system.slice/docker-{ID}.scope", True),
+        (f"/kubepods/pod{POD}", True),
+        ("/system.slice/slurmstepd.scope/job_123", True),
+        ("/machine.slice/machine-web.scope", True),
+        ("/machine.slice/systemd-nspawn@web.service/payload/x.service", True),
+        (f"{MANAGER}/app.slice/triton.service", True),
+        (f"{USER}/session-3.scope", False),
+        ("/system.slice/triton.service", False),
+        ("/tenants/a", False),
+        ("/", False),
+        ("", False),
+    ],
+)
+def test_where_processes_look_as_they_please(path: str, inside: bool) -> None:
+    assert walled(path) is inside
 
 
 def test_unit_names_are_unescaped_for_people() -> None:

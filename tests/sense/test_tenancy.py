@@ -1,12 +1,21 @@
 """Whose a process is: rules in order, generated names, and what is nobody's."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuagent.config import Found, Match, TenantRule
 from gpuagent.model.inventory import GpuProcess, Level, Limits, Process
-from gpuagent.sense.tenancy import Claims, Rules, assign, found_name, own_processes, serves_mps
+from gpuagent.sense.tenancy import (
+    Claims,
+    Rules,
+    assign,
+    found_name,
+    own_processes,
+    serves_mps,
+)
 from tests.sense.fakes import process
 
 ID = "0123456789abcdef" * 4
@@ -85,7 +94,10 @@ def test_containers_pods_and_jobs(cgroup: str, match: dict[str, str], fits: bool
         ({"cgroup": "*/triton.service"}, False),
         ({"unit": "triton.service", "user": "alice"}, True),
         ({"cgroup": "/user.slice/user-1000.slice/*"}, True),
-        ({"exe": "/usr/bin/python3.11"}, True),
+        ({"cgroup": "/user.slice/user-1000.slice/*", "exe": "/usr/bin/python3.11"}, True),
+        ({"exe": "/usr/bin/python3.11"}, False),
+        ({"exe": "/usr/bin/python3.11", "user": "alice"}, True),
+        ({"user": "alice"}, True),
     ],
 )
 def test_a_user_cannot_name_himself_into_a_tenant(match: dict[str, str], fits: bool) -> None:
@@ -179,14 +191,35 @@ def test_a_found_tenant_has_all_of_its_place_but_not_all_of_its_user() -> None:
 
 
 def test_mps_servers_and_the_agent_are_nobodys() -> None:
-    server = process(1, DOCKER, exe="/usr/bin/nvidia-cuda-mps-server", name="nvidia-cuda-mps")
-    everybody = [server, process(2, DOCKER), process(3, DOCKER)]
-    rules = Rules([rule("all", user="alice")])
+    unit = "/system.slice/mps.service"
+    server = process(1, unit, exe="/usr/bin/nvidia-cuda-mps-server", uid=0)
+    everybody = [server, process(2, unit), process(3, unit)]
+    rules = Rules([rule("all", unit="mps.service")])
     claims = assign(everybody, on_gpu(1, 2, 3), rules=rules, found=Found(), own=frozenset({3}))
     assert names(claims) == {"all": [2]}
-    assert serves_mps(server)
+    assert claims.mps == {1}
+    assert rules.claim(server) is None
     claims = assign(everybody, on_gpu(1), rules=Rules(), found=Found())
     assert claims.tenants == ()
+
+
+def test_a_crowd_is_counted_and_those_on_a_card_are_listed() -> None:
+    everybody = [process(pid, DOCKER) for pid in range(1, 5001)]
+    claims = assign(everybody, on_gpu(4000, 4999), rules=Rules(), found=Found())
+    (tenant,) = claims.tenants
+    assert tenant.process_count == 5000
+    assert [p.pid for p in tenant.processes] == [*range(1, 255), 4000, 4999]
+    assert len(claims.owner) == 5000
+    everyone = assign(everybody, on_gpu(*range(1, 1001)), rules=Rules(), found=Found())
+    assert len(everyone.tenants[0].processes) == 1000, "memory on a card is summed over these"
+
+
+def test_places_with_a_process_on_a_card_come_first() -> None:
+    everybody = [process(i, f"/system.slice/{c}.service") for i, c in enumerate("abc", 1)]
+    (tenant,) = assign(
+        everybody, on_gpu(2), rules=Rules([rule("all", user="alice")]), found=Found()
+    ).tenants
+    assert [p.unit for p in tenant.places] == ["b.service", "a.service", "c.service"]
 
 
 def test_the_agents_own_are_its_children_and_its_unit() -> None:
@@ -207,6 +240,15 @@ def test_an_agent_in_a_login_session_does_not_own_the_session() -> None:
     assert own_processes([process(10, session), process(11, session)], 10) == {10}
 
 
+def test_a_long_line_of_parents_takes_little_time() -> None:
+    line = [process(pid, ppid=pid - 1) for pid in range(10_000, 0, -1)]
+    began = time.process_time()
+    assert own_processes(line, 20_000) == {20_000}
+    assert own_processes(line, 1) == set(range(1, 10_001))
+    # Some 20 ms each; hours if every process walked all of the line.
+    assert time.process_time() - began < 5
+
+
 def test_parents_in_a_circle_end() -> None:
     everybody = [process(5, ppid=6), process(6, ppid=5), process(7, ppid=7)]
     assert own_processes(everybody, 99) == {99}
@@ -217,6 +259,7 @@ PROCESSES = st.builds(
     st.integers(1, 12),
     st.sampled_from([DOCKER, CRIO, "/", "", "/system.slice/x.service", f"{MANAGER}/a.service"]),
     ppid=st.integers(0, 12),
+    uid=st.sampled_from([0, 1000]),
     user=st.sampled_from(["alice", "bob"]),
     exe=st.sampled_from(["/usr/bin/nvidia-cuda-mps-server", "/bin/a", ""]),
 )
@@ -235,9 +278,15 @@ def test_no_process_has_two_tenants_and_none_is_lost(
     claims = assign(everybody, on_gpu(*listed), rules=rules, found=Found(), own=own)
     pids = [p.pid for t in claims.tenants for p in t.processes]
     assert len(pids) == len(set(pids)) == len(claims.owner)
-    owed = {p.pid for p in everybody if p.pid in listed and p.pid not in own and not serves_mps(p)}
+    assert claims.mps == {p.pid for p in everybody if serves_mps(p)}
+    owed = {p.pid for p in everybody if p.pid in listed} - own - claims.mps
     assert owed <= set(pids)
     assert not own & set(pids)
     assert [t.name for t in claims.tenants] == sorted({t.name for t in claims.tenants})
     for tenant in claims.tenants:
         assert tenant.rule or tenant.gpus
+        assert tenant.process_count == len(tenant.processes)
+    owners = {p.cgroup: claims.owner.get(p.pid) for p in everybody if p.pid not in own}
+    for p in everybody:
+        if p.cgroup in {DOCKER, CRIO} and p.pid not in own:
+            assert claims.owner.get(p.pid) == owners[p.cgroup], "one place, one owner"

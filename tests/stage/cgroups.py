@@ -2,8 +2,47 @@
 
 import contextlib
 import os
+import re
 import shutil
+import time
 from pathlib import Path
+
+_STAGE = re.compile(r"stage(\d+)x\d+\.slice")
+
+
+def stage_slice(serial: int) -> str:
+    """The name of the slice of a stage of this process."""
+    return f"stage{os.getpid()}x{serial}.slice"
+
+
+def sweep(mount: Path) -> None:
+    """Remove the slices of stages whose process has been killed; those in use are left alone.
+
+    Cgroups in which somebody still lives cannot be removed, so that a process number which means
+    somebody else here (another namespace, a number used again) does no harm.
+    """
+    for folder in mount.glob("stage*.slice"):
+        found = _STAGE.fullmatch(folder.name)
+        if found is None or Path("/proc", found[1]).exists():
+            continue
+        with contextlib.suppress(OSError):
+            for unit in folder.iterdir():
+                if unit.is_dir():
+                    unit.rmdir()
+            folder.rmdir()
+
+
+def remove(folder: Path, *, seconds: float = 5.0) -> None:
+    """Remove a cgroup whose processes have been killed: they leave a moment after their parent knows.
+
+    Nothing is said of one that stays: the next stage sweeps it away.
+    """
+    deadline = time.monotonic() + seconds
+    while folder.exists() and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            return
+        time.sleep(0.01)
 
 
 def cgroup2_mount() -> Path | None:
@@ -62,6 +101,5 @@ class CgroupMirror:
 
     def vanish(self) -> None:
         """Remove both; the processes must have ended."""
-        with contextlib.suppress(OSError):
-            self.real.rmdir()
+        remove(self.real)
         shutil.rmtree(self.files, ignore_errors=True)

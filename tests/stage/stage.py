@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from tests.fakes.nvml import H100_80GB, FakeNvml, Profile
-from tests.stage.cgroups import CgroupMirror, cgroup2_mount
+from tests.stage.cgroups import CgroupMirror, cgroup2_mount, remove, stage_slice, sweep
 from tests.stage.client import ApiError, Client
 
 T = TypeVar("T")
@@ -66,17 +66,25 @@ def until(what: str, condition: Callable[[], T], *, seconds: float = 20.0) -> T:
 class Staged:
     """A tenant: one process that does nothing, in a cgroup of its own, with memory on a card."""
 
-    def __init__(self, stage: "Stage", unit: str) -> None:
-        self.unit = unit
-        self.cgroup = CgroupMirror(stage.mount, stage.tree, f"/{stage.slice}/{unit}")
+    def __init__(self, stage: "Stage", name: str) -> None:
+        self.name = name
+        self.cgroup = CgroupMirror(stage.mount, stage.tree, f"/{stage.slice}/{stage.unit(name)}")
         self.cgroup.make()
-        self.process = subprocess.Popen(["/bin/sleep", "3600"])
-        self.cgroup.take(self.process.pid)
+        self._stage = stage
+        self.processes = [stage.idler()]
+        self.cgroup.take(self.pid)
         self._used_usec = 0.0
 
     @property
     def pid(self) -> int:
-        return self.process.pid
+        return self.processes[0].pid
+
+    def one_more(self) -> int:
+        """Another process of the tenant; its pid."""
+        process = self._stage.idler()
+        self.processes.append(process)
+        self.cgroup.take(process.pid)
+        return process.pid
 
     def use_cpu(self, core_seconds: float) -> None:
         """As if it had used so much CPU since the last call."""
@@ -87,8 +95,10 @@ class Staged:
         )
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
 
 
 class Daemon:
@@ -142,13 +152,16 @@ class Stage:
         mount = cgroup2_mount()
         if mount is None:
             raise RuntimeError("a writable cgroup v2 mount is needed to put tenants into cgroups")
+        sweep(mount)
         self.mount = mount
         self.folder = folder
         self.tree = folder / "cgroup"
         self.tree.mkdir()
         (folder / "kmsg").touch()
         self.config = folder / "gpuagent.toml"
-        self.slice = f"stage{os.getpid()}x{next(_SERIAL)}.slice"
+        self.slice = stage_slice(next(_SERIAL))
+        # Open as long as this process lives: who reads it ends with it, whatever ends it.
+        self._lifeline = os.pipe()
         self.environment: dict[str, str] = {}
         self.driver = FakeNvml.create(folder, cards)
         self.cards = self.driver.gpus
@@ -162,9 +175,26 @@ class Stage:
         """`law` goes on in the table [backpressure]; `rest` holds further tables."""
         self.config.write_text(CONFIG.format(mode=mode, folder=self.folder) + law + rest)
 
-    def tenant(self, unit: str) -> Staged:
-        staged = self.tenants[unit] = Staged(self, unit)
+    def unit(self, name: str) -> str:
+        """The service that a tenant of this name runs in: no other stage on this host has it."""
+        return f"{self.slice.removesuffix('.slice')}-{name}.service"
+
+    def rule(self, name: str, level: str) -> str:
+        """A table of the configuration that claims the tenant of this name."""
+        return f"""
+[[tenants]]
+name = "{name}"
+sla = "{level}"
+match.unit = "{self.unit(name)}"
+"""
+
+    def tenant(self, name: str) -> Staged:
+        staged = self.tenants[name] = Staged(self, name)
         return staged
+
+    def idler(self) -> subprocess.Popen[bytes]:
+        """A process that waits for this one to end."""
+        return subprocess.Popen(["/bin/cat"], stdin=self._lifeline[0])
 
     def daemon(self) -> Daemon:
         daemon = Daemon(self)
@@ -197,10 +227,10 @@ class Stage:
         for staged in self.tenants.values():
             staged.end()
         for staged in self.tenants.values():
-            with contextlib.suppress(OSError):
-                staged.cgroup.real.rmdir()
-        with contextlib.suppress(OSError):
-            (self.mount / self.slice).rmdir()
+            remove(staged.cgroup.real)
+        remove(self.mount / self.slice)
+        for end in self._lifeline:
+            os.close(end)
 
     def __enter__(self) -> Self:
         return self

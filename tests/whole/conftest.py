@@ -9,19 +9,6 @@ import pytest
 from tests.fakes.nvml import GIB, H100_80GB
 from tests.stage import Daemon, Stage, cgroup2_mount, until
 
-SERVE = """
-[[tenants]]
-name = "serve"
-sla = "L1"
-match.unit = "serve.service"
-"""
-TRAIN = """
-[[tenants]]
-name = "train"
-sla = "L3"
-match.unit = "train.service"
-"""
-RULES = SERVE + TRAIN
 UNTOUCHED = "max 100000"
 
 
@@ -31,8 +18,11 @@ class Host:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.card = stage.cards[0]
-        self.serve = stage.tenant("serve.service")
-        self.train = stage.tenant("train.service")
+        self.serve = stage.tenant("serve")
+        self.train = stage.tenant("train")
+        self.serve_rule = stage.rule("serve", "L1")
+        self.rules = self.serve_rule + stage.rule("train", "L3")
+        stage.configure(self.rules)
         self.used = 66 * GIB
         self.card.set(memory_used_bytes=self.used, utilization=0.8, demand_watts=400)
         for tenant in (self.serve, self.train):
@@ -92,5 +82,4 @@ def host(tmp_path: Path) -> Iterator[Host]:
     if cgroup2_mount() is None:
         pytest.skip("needs a writable cgroup v2 mount: run as root where one is mounted")
     with Stage(tmp_path, [H100_80GB]) as stage:
-        stage.configure(RULES)
         yield Host(stage)

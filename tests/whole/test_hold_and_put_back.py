@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests.whole.conftest import RULES, SERVE, UNTOUCHED, Host
+from tests.whole.conftest import UNTOUCHED, Host
 
 BUDGET = '[power]\nbudget = "500W"\n'
 
@@ -15,7 +15,7 @@ def cores(text: str) -> float:
 
 
 def test_held_back_with_its_reason_then_killed_and_put_back(host: Host) -> None:
-    host.stage.configure(BUDGET + RULES)
+    host.stage.configure(BUDGET + host.rules)
     daemon = host.run()
     assert host.untouched()
     held = host.press()
@@ -50,7 +50,7 @@ def test_held_back_with_its_reason_then_killed_and_put_back(host: Host) -> None:
 def test_a_removed_rule_puts_back_at_once(host: Host) -> None:
     daemon = host.run()
     host.press()
-    host.stage.configure(SERVE)
+    host.stage.configure(host.serve_rule)
     assert daemon.client.post("/v1/reload")["done"]
     host.put_back(seconds=5)
     host.idle(1.0)
@@ -60,7 +60,7 @@ def test_a_removed_rule_puts_back_at_once(host: Host) -> None:
 def test_back_to_observe_by_signal_puts_back_at_once(host: Host) -> None:
     daemon = host.run()
     host.press()
-    host.stage.configure(RULES, mode="observe")
+    host.stage.configure(host.rules, mode="observe")
     daemon.signal(signal.SIGHUP)
     host.put_back(seconds=5)
     knobs = {k["knob"]: k for k in daemon.client.explain("train")["knobs"]}
@@ -68,7 +68,7 @@ def test_back_to_observe_by_signal_puts_back_at_once(host: Host) -> None:
 
 
 def test_observe_touches_nothing_and_says_what_it_would_do(host: Host) -> None:
-    host.stage.configure(BUDGET + RULES, mode="observe")
+    host.stage.configure(BUDGET + host.rules, mode="observe")
     daemon = host.run()
     stamps = {p: p.stat().st_mtime_ns for p in host.train.cgroup.files.glob("cpu.[mw]*")}
     for _ in range(40):
@@ -109,7 +109,7 @@ def test_pause_puts_back_and_outlives_a_restart(host: Host) -> None:
 
 
 def test_restore_by_hand_puts_back_everything_a_dead_agent_left(host: Host) -> None:
-    host.stage.configure(BUDGET + RULES)
+    host.stage.configure(BUDGET + host.rules)
     daemon = host.run()
     host.press()
     refused = host.stage.command("restore")
@@ -124,7 +124,7 @@ def test_restore_by_hand_puts_back_everything_a_dead_agent_left(host: Host) -> N
 
 
 def test_rescue_after_a_crash_holds_the_power_limits(host: Host) -> None:
-    host.stage.configure(BUDGET + RULES)
+    host.stage.configure(BUDGET + host.rules)
     daemon = host.run()
     host.press()
     daemon.kill()
@@ -137,7 +137,7 @@ def test_rescue_after_a_crash_holds_the_power_limits(host: Host) -> None:
 
 
 def test_limits_that_serve_the_budget_may_stay_on_a_clean_stop(host: Host) -> None:
-    host.stage.configure(BUDGET + "keep_on_stop = true\n" + RULES)
+    host.stage.configure(BUDGET + "keep_on_stop = true\n" + host.rules)
     daemon = host.run()
     host.press()
     assert daemon.stop() == 0
