@@ -17,11 +17,18 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """CLOCK_MONOTONIC, CLOCK_REALTIME and the local UTC offset."""
+    """CLOCK_MONOTONIC, CLOCK_REALTIME and the local UTC offset, which changes at whole minutes only."""
+
+    _minute = float("nan")
+    _utc_offset = 0.0
 
     def now(self) -> Instant:
         wall = time.time()
-        return Instant(time.monotonic(), wall, float(time.localtime(wall).tm_gmtoff))
+        minute = wall // 60
+        if minute != self._minute:
+            self._utc_offset = float(time.localtime(wall).tm_gmtoff)
+            self._minute = minute
+        return Instant(time.monotonic(), wall, self._utc_offset)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -8,22 +8,19 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Collection, Iterator
-from typing import NoReturn
 
 import msgspec
 import structlog
 
 import gpuagent
-from gpuagent import act, log, sense
+from gpuagent import act, sense, trail
 from gpuagent.act.audit import AuditLog
 from gpuagent.act.books import Books
 from gpuagent.act.ledger import Ledger, boot_id
 from gpuagent.act.reconcile import Reconciler
 from gpuagent.act.record import Target
 from gpuagent.act.restore import Occasion, Report, failed, put_back
-from gpuagent.act.statedir import hold
 from gpuagent.clock import SystemClock, patiently
 from gpuagent.config import Config
 from gpuagent.configfile import Loaded, changed_needs_restart, describe, load
@@ -72,6 +69,7 @@ class Agent:
     def __init__(self, loaded: Loaded) -> None:
         config = loaded.config
         self._loaded = loaded
+        self._started_with = config
         self._clock = SystemClock()
         self._notify = Notify.from_environment(os.environ)
         self._publisher = Publisher(self._notify)
@@ -166,9 +164,12 @@ class Agent:
             asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         code = EX_BUG
+        # Two agents with one socket: the second must end before it touches anything.
+        await self._server.start()
+        trail.leave(self._loaded.config.paths)
         async with asyncio.TaskGroup() as host:
             # These outlive the loop: what it has changed is put back through them.
-            below = (self._gpus, self._events, self._reconciler)
+            below = (self._gpus, self._events, self._reconciler, self._server)
             tasks = [host.create_task(part.run()) for part in below]
             try:
                 await self._begin()
@@ -193,16 +194,15 @@ class Agent:
             self._event("ledger-damaged", problem)
         await patiently(self._gpus.settled(), _FIRST_LOOK_SECONDS)
         occasion = Occasion.RESCUE if demoted else Occasion.CRASH
-        await self._put_back(occasion)
-        self._reconciler.adopt(self._clock.now(), in_observe=demoted)
+        report = await self._put_back(occasion)
+        self._reconciler.adopt(report, now=self._clock.now())
 
     async def _control(self) -> int:
-        """Serve, and run the loop, until somebody stops us or something of ours fails."""
+        """Run the loop until somebody stops us or something of ours fails."""
         code = EX_OK
         try:
-            await self._server.start()
             async with asyncio.TaskGroup() as group:
-                for part in (self._server, self._errands, self._loop):
+                for part in (self._errands, self._loop):
                     group.create_task(part.run())
                 group.create_task(self._announce())
                 group.create_task(self._until_stopped())
@@ -229,7 +229,6 @@ class Agent:
         if faults is None and self._publisher.latest() is None:
             for error in _leaves(failure):
                 _log.error("cannot run", why=str(error))
-            self._starts.end()
             return EX_FAILED
         _log.error("a part of the agent has failed; everything is put back", exc_info=failure)
         self._dump()
@@ -244,6 +243,10 @@ class Agent:
         """Put everything back, close the books. Returns the exit code: nothing left is 0."""
         self._notify.stopping()
         busy = await self._reconciler.close()
+        if self._loop.posture.released:
+            # What was let go of is needed once more: limits of ours must not stay on the cards.
+            await self._gpus.resume()
+            await patiently(self._gpus.settled(), _FIRST_LOOK_SECONDS)
         occasion = Occasion.STOP if code == EX_OK else Occasion.RESCUE
         report = await self._put_back(occasion, busy=busy, seconds=_STOP_SECONDS)
         if failed(report):
@@ -251,6 +254,8 @@ class Agent:
             code = code or EX_FAILED
         if code != EX_BUG:
             self._starts.end()
+        if not self._ledger.entries:
+            trail.wipe(self._started_with.paths)
         await self._ledger.close()
         await asyncio.to_thread(self._audit.close)
         return code
@@ -274,7 +279,8 @@ class Agent:
         self._notify.reloading(self._clock.now().mono)
         try:
             loaded = await asyncio.to_thread(load, self._loaded.path)
-            restart = changed_needs_restart(self._loaded.config, loaded.config)
+            self._check_paths(loaded)
+            restart = changed_needs_restart(self._started_with, loaded.config)
             self._apply(loaded)
         except ConfigError as error:
             self._take_posture(msgspec.structs.replace(self._loop.posture, config_error=str(error)))
@@ -285,6 +291,17 @@ class Agent:
         self._event("reloaded", f"configuration {loaded.path} read again for {by}", alert=False)
         late = f"; in force after a restart: {', '.join(restart)}" if restart else ""
         return f"configuration {loaded.path} is in force{late}"
+
+    def _check_paths(self, loaded: Loaded) -> None:
+        """Where the books are cannot change while something is held. Raises ConfigError."""
+        old, new = self._started_with.paths, loaded.config.paths
+        moved = [k for k in ("state_dir", "cgroup_root") if getattr(old, k) != getattr(new, k)]
+        if moved and self._ledger.entries:
+            raise ConfigError(
+                f"{loaded.path}: paths.{key}: cannot change while settings are held: stop the "
+                "agent first, then change it"
+                for key in moved
+            )
 
     def _apply(self, loaded: Loaded) -> None:
         config = loaded.config
@@ -360,7 +377,7 @@ class Agent:
             if not failed(report) or self._clock.now().mono >= until:
                 break
             await self._clock.sleep(_AGAIN_SECONDS)
-        _tell(report)
+        tell(report)
         return report
 
     def _dump(self) -> None:
@@ -372,28 +389,10 @@ class Agent:
             replace_file(f"{base}-memories.txt", memories.encode("utf-8", "replace"))
 
 
-def run(config_path: str) -> NoReturn:
-    """The daemon, which ends the process. Raises ConfigError, and Refused where another agent runs or nothing can be kept."""
-    loaded = load(config_path)
-    log.setup(level=loaded.config.log.level, form=loaded.config.log.format)
-    for warning in loaded.warnings:
-        _log.warning("configuration", why=warning)
-    with hold(loaded.config.paths.state_dir):
-        code = asyncio.Runner().run(_run(loaded))
-        # All is put back. A thread that hangs in a call to the host must not keep us from ending, as
-        # closing the loop, which waits for its threads, would let it.
-        sys.stderr.flush()
-        os._exit(code)
-
-
-async def _run(loaded: Loaded) -> int:
-    agent = Agent(loaded)
-    code = EX_BUG
-    try:
-        code = await agent.run()
-    except* Exception as failure:  # noqa: BLE001  (the outermost frame: a fault ends the run)
-        code = agent.failed(failure)
-    return code
+def tell(report: Report) -> None:
+    for item in report:
+        say = _log.error if item.what == "failed" else _log.info
+        say(item.what, knob=item.entry.knob, subject=str(item.entry.subject), why=item.why)
 
 
 def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:
@@ -402,9 +401,3 @@ def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:
             yield from _leaves(error)
         else:
             yield error
-
-
-def _tell(report: Report) -> None:
-    for item in report:
-        say = _log.error if item.what == "failed" else _log.info
-        say(item.what, knob=item.entry.knob, subject=str(item.entry.subject), why=item.why)

@@ -2,18 +2,26 @@
 
 Modules take their logger with `structlog.get_logger()`; `setup` is called once, by the command
 that runs. Names of processes, cgroups and containers are chosen by strangers: whatever could move
-a cursor, forge a line or hide text is escaped before it is written.
+a cursor, forge a line or hide text is escaped before it is written. A reader that is stuck, as a
+hung journald is, costs lines, which are counted, and never time.
 """
 
+import atexit
 import contextlib
 import logging
+import os
+import select
 import sys
 from collections.abc import Callable, MutableMapping
+from functools import partial
 from typing import Any, Literal, TextIO
 
 import structlog
 
+from gpuagent.behind import Behind
 from gpuagent.model.state import Health
+
+_WAITING_MOST_LINES = 2000
 
 Level = Literal["debug", "info", "warning", "error"]
 Form = Literal["auto", "json", "text"]
@@ -40,7 +48,11 @@ def _escaped(character: str) -> str:
 
 
 def setup(*, level: Level = "info", form: Form = "auto", stream: TextIO | None = None) -> None:
-    """Send every log line of this process, those of libraries included, to `stream` (stderr)."""
+    """Send every log line of this process, those of libraries included, to `stream` (stderr).
+
+    Lines may be on their way when a logger returns; at the end of the process `flush` waits for them.
+    `os._exit` needs it called.
+    """
     out = stream if stream is not None else sys.stderr
     least = getattr(logging, level.upper())
     text = form == "text" or (form == "auto" and out.isatty())
@@ -56,7 +68,9 @@ def setup(*, level: Level = "info", form: Form = "auto", stream: TextIO | None =
             colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
         renderer = [_escape, plain]
-    lines = _Lines(out)
+    lines = _lines_to(out)
+    atexit.unregister(flush)
+    atexit.register(flush)
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(least),
@@ -69,19 +83,80 @@ def setup(*, level: Level = "info", form: Form = "auto", stream: TextIO | None =
     root.setLevel(max(least, logging.WARNING))
 
 
+def flush(seconds: float = 0.5) -> bool:
+    """Wait until every line so far is written, but no longer than that; whether it is."""
+    lines = structlog.get_config()["logger_factory"]()
+    return lines.flush(seconds) if isinstance(lines, _Lines) else True
+
+
 class _Lines:
-    """Writes whole lines. A reader that has gone never takes the daemon with it."""
+    """Takes whole lines from structlog, of every level alike."""
+
+    def __init__(
+        self, write: Callable[[str], None], flush: Callable[[float], bool] = lambda _: True
+    ) -> None:
+        self.msg = write
+        self.debug = self.info = self.warning = write
+        self.error = self.critical = self.exception = write
+        self.flush = flush
+
+
+def _lines_to(stream: TextIO) -> _Lines:
+    """By a thread, except into memory, which keeps nobody waiting."""
+    try:
+        stream.fileno()
+    except (OSError, ValueError):
+        return _Lines(partial(_say, stream))
+    below = _Below(stream)
+    return _Lines(below.lines.put, below.lines.flush)
+
+
+def _say(stream: TextIO, line: str) -> None:
+    with contextlib.suppress(ValueError):  # it has been closed
+        stream.write(line + "\n")
+
+
+class _Below:
+    """Writes lines to the file below a stream, in a thread.
+
+    Not through the stream, whose lock a stuck write would hold: the interpreter, which flushes it at
+    its end, aborts then.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._refused = 0
+        self.lines = Behind(self._take, most=_WAITING_MOST_LINES, name="log")
 
-    def msg(self, line: str) -> None:
+    def _take(self, lines: list[str]) -> None:
+        # There was no room while these waited: what was refused came after them.
+        refused = self.lines.refused
+        for line in lines:
+            self._write(line)
+        if refused != self._refused:
+            log = structlog.wrap_logger(_Lines(self._write))
+            # As an error, so that it is said at every level.
+            log.error("log lines were dropped: nobody took them", lines=refused - self._refused)
+            self._refused = refused
+
+    def _write(self, line: str) -> None:
+        """A reader that has gone never takes the daemon with it."""
         # A closed stream raises ValueError, a broken pipe or a full disk OSError.
         with contextlib.suppress(OSError, ValueError):
-            self._stream.write(line + "\n")
-            self._stream.flush()
+            left = (line + "\n").encode(self._stream.encoding, "backslashreplace")
+            while left:
+                left = left[_write_some(self._stream.fileno(), left) :]
 
-    debug = info = warning = error = critical = exception = msg
+
+def _write_some(fd: int, data: bytes) -> int:
+    """Bytes written. Waits, also where others have made the pipe non-blocking. Raises OSError."""
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:
+        room = select.poll()
+        room.register(fd, select.POLLOUT)
+        room.poll()
+        return 0
 
 
 class _FromLibraries(logging.Handler):

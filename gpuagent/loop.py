@@ -82,13 +82,19 @@ class Loop:
         for letter in self.inbox.drain():
             self._obey(letter)
         sensed = await self._sensing.read(now, self._state)
-        acts = self.posture.acts
-        frame = Frame(now, sensed, self._reconciler.outcomes(), self._sensing.health, acts)
+        frame = Frame(
+            now,
+            sensed,
+            outcomes=self._reconciler.outcomes(),
+            health=self._sensing.health,
+            acts=self.posture.acts,
+        )
         self._recorder.before(self._state, self._memories, frame)
         self._state = fold(self._state, frame)
         decisions = self._decide(self._state)
         plan = merge((s for d in decisions for s in d.settings), self._state)
-        await self._reconciler.drive(plan, acts=acts, now=now)
+        complete = self._state.cards_known and all(d.complete for d in decisions)
+        await self._reconciler.drive(plan, posture=self.posture, now=now, complete=complete)
         return self._tell(now, plan, decisions)
 
     def _decide(self, state: NodeState) -> list[Decision]:

@@ -78,6 +78,9 @@ class Actuator(Protocol):
     async def identity(self, subject: Subject) -> str:
         """What makes the target itself and not its successor: an inode, a UUID. Raises Gone."""
 
+    async def owner(self, subject: Subject) -> int:
+        """The user who may turn this knob himself; 0 where only root may. Raises as `get`."""
+
 
 # -- what they need of a host --------------------------------------------------------------------------
 
@@ -110,7 +113,13 @@ class Gpus(Protocol):
 
 
 class Cgroups(Protocol):
-    """The cgroup v2 tree. Paths start with a slash and are relative to its root. Blocking calls."""
+    """The cgroup v2 tree. Paths start with a slash and are relative to its root. Blocking calls.
+
+    Each raises Unavailable where the tree itself is not there.
+    """
+
+    def tree(self) -> str:
+        """Identity of the tree: an inode says which cgroup it is only within one."""
 
     def inode(self, path: str) -> int:
         """Identity of a cgroup. Raises Gone."""
@@ -118,11 +127,20 @@ class Cgroups(Protocol):
     def read(self, path: str, file: str) -> str:
         """Content without the final newline. Raises Gone, Unsupported (no such file), Refused."""
 
+    def read_all(self, path: str, inode: int, files: Sequence[str]) -> dict[str, str]:
+        """Content of these files of the cgroup with this inode; what it does not have is left out.
+
+        Raises Refused; Gone also where another cgroup has taken the path.
+        """
+
     def write(self, path: str, inode: int, file: str, text: str) -> None:
         """Write one control file of the cgroup with this inode. Raises as `read`.
 
         Gone also where another cgroup has taken the path.
         """
+
+    def owner(self, path: str, file: str) -> int:
+        """UID of the owner of a control file: not 0 in a delegated cgroup. Raises as `read`."""
 
 
 class Processes(Protocol):
@@ -130,6 +148,15 @@ class Processes(Protocol):
 
     def read(self, pid: int) -> Process:
         """One process. Raises Gone."""
+
+    def again(self, known: Process) -> Process:
+        """A process that is known: the same object while nothing about it has changed.
+
+        Raises Gone where no process has its number; where another has it, this is the other.
+        """
+
+    def cgroup(self, pid: int) -> str:
+        """The cgroup v2 path of a process, empty where it has none. Raises Gone."""
 
     def table(self) -> Sequence[Process]:
         """Every process with a user-space part, kernel threads left out."""

@@ -3,9 +3,10 @@
 import asyncio
 import re
 
+import msgspec
 import tomli
 
-from gpuagent import act
+from gpuagent import act, trail
 from gpuagent.act.audit import AuditLog
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.restore import Occasion, Report, put_back
@@ -19,17 +20,18 @@ from gpuagent.host.nvml import NvmlGpus
 
 _NVML_PATIENCE_SECONDS = 5.0
 _MOST_CHARACTERS = 1 << 20
-_PATHS = ("state_dir", "cgroup_root", "nvml_library")
+_PATHS = ("state_dir", "socket", "cgroup_root", "nvml_library")
 _PATH_LINE = re.compile(
-    r"""^\s*(state_dir|cgroup_root|nvml_library)\s*=\s*["']([^"'\n]*)["']""", re.MULTILINE
+    r"""^\s*(state_dir|socket|cgroup_root|nvml_library)\s*=\s*["']([^"'\n]*)["']""", re.MULTILINE
 )
 
 
 def restore(config_path: str, *, rescue: bool) -> Report:
     """Put back what the ledger holds, without a daemon: all of it, or after a crash what must be.
 
-    A configuration with problems does not keep anything from being put back: its paths are taken as
-    far as they can be made out. Raises Refused while a daemon runs, and where the ledger was looked
+    A configuration with problems, or one that names other paths by now, does not keep anything from
+    being put back: what the run before has left of its paths counts, else the file's as far as they
+    can be made out. Raises Refused while a daemon runs, and where the ledger was looked
     for at a guessed path and is not there; Corrupt where it cannot be read.
     """
     guessed = ""
@@ -39,14 +41,23 @@ def restore(config_path: str, *, rescue: bool) -> Report:
         found = salvaged(config_path)
         guessed = "" if "state_dir" in found else str(error)
         config = Config(paths=Paths(**found))
-    with hold(config.paths.state_dir):
-        report = asyncio.run(_restore(config, Occasion.RESCUE if rescue else Occasion.BY_HAND))
+    earlier = trail.left(config.paths)
+    if earlier is not None:
+        guessed = ""
+        config = msgspec.structs.replace(config, paths=earlier)
+    report = put_back_at(config, Occasion.RESCUE if rescue else Occasion.BY_HAND)
     if guessed and not report:
         raise Refused(
             f"{config_path} does not say where the ledger is, and there is nothing in "
             f"{config.paths.state_dir}: mend the file or name another with --config\n{guessed}"
         )
     return report
+
+
+def put_back_at(config: Config, occasion: Occasion) -> Report:
+    """Put back what the ledger of this configuration's state directory holds. Blocks."""
+    with hold(config.paths.state_dir):
+        return asyncio.run(_restore(config, occasion))
 
 
 def salvaged(config_path: str) -> dict[str, str]:

@@ -32,6 +32,8 @@ process_interval = "1s"
 """
 LEVELS = {"chat-api": "L1", "batch-embed": "L2", "finetune": "L3"}
 STEP_SECONDS = 0.5
+PAUSE_SECONDS = 1.5
+"""Between death and new start, to see what is left behind."""
 FULL_CORES = 3.0
 
 
@@ -122,7 +124,9 @@ def tenants_table(daemon: Daemon, load: Load) -> Table:
             row["level"],
             unknown(row["share_ratio"], "{:.0%}"),
             files[row["name"]].cgroup.read("cpu.max"),
-            Text(held["why"] if held else "", overflow="ellipsis", no_wrap=True),
+            Text(
+                held["why"] if held and held["in_force"] else "", overflow="ellipsis", no_wrap=True
+            ),
         )
     return table
 
@@ -148,27 +152,32 @@ def play(stage: Stage, console: Console, seconds: float) -> bool:
     limits = [card.power_limit_watts for card in stage.cards]
     daemon = stage.daemon().ready()
     sock = stage.folder / "agent.sock"
-    console.print(f"curl --unix-socket {sock} http://gpuagent/v1/tenants/finetune/explanation")
-    console.print(f"configuration: {stage.config}\n")
-    killed, doing, shown = False, "", 0.0
+    console.print("ask it yourself:", soft_wrap=True)
+    url = "http://gpuagent/v1/tenants/finetune/explanation"
+    console.print(f"curl --unix-socket {sock} {url}", soft_wrap=True)
+    console.print(f"configuration: {stage.config}\n", soft_wrap=True)
+    killed: float | None = None
+    doing, shown = "", 0.0
     began = time.monotonic()
     with live(console) as screen:
         while (at := time.monotonic() - began) < seconds:
             scripted = at * 60 / seconds
             doing = load.step(scripted)
-            if scripted >= 36 and not killed and load.tune.cgroup.cores < FULL_CORES:
+            if scripted >= 36 and killed is None and load.tune.cgroup.cores < FULL_CORES:
                 doing = (
                     "kill -9: the daemon dies while it holds finetune back, and is started again"
                 )
+                show(screen, console, picture(daemon, load, at, seconds, doing))
                 daemon.kill()
+                time.sleep(PAUSE_SECONDS)
+                show(screen, console, picture(daemon, load, at, seconds, doing))
                 daemon = stage.daemon().ready()
-                killed = True
-            view = picture(daemon, load, at, seconds, doing)
-            if screen is not None:
-                screen.update(view)
-            elif at - shown >= seconds / 12:
+                killed = scripted
+            elif killed is not None and scripted - killed < 6:
+                doing = "started again: cpu.max was put back, and power limits stay in the budget"
+            if screen is not None or at - shown >= seconds / 12:
                 shown = at
-                console.print(view)
+                show(screen, console, picture(daemon, load, at, seconds, doing))
             time.sleep(STEP_SECONDS)
     code = daemon.stop()
     left = [t.cgroup.read("cpu.max") for t in stage.tenants.values()]
@@ -183,6 +192,13 @@ def play(stage: Stage, console: Console, seconds: float) -> bool:
     )
     console.print("everything is as it was" if ok else "SOMETHING WAS NOT PUT BACK", style="bold")
     return ok
+
+
+def show(screen: Live | None, console: Console, view: Group) -> None:
+    if screen is not None:
+        screen.update(view, refresh=True)
+    else:
+        console.print(view)
 
 
 @contextlib.contextmanager

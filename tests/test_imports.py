@@ -13,12 +13,13 @@ ANYTHING = None
 BASE = {"gpuagent", "model", "errors"}
 """`gpuagent` itself holds the version only."""
 VALUES = BASE | {"ports", "config", "quantities"}
-SHELL = VALUES | {"clock", "log"}
+SHELL = VALUES | {"clock", "log", "behind"}
 ALLOWED: dict[str, set[str] | None] = {
     "model": {"model"},
     "errors": set(),
     "clock": BASE,
-    "log": BASE,
+    "behind": set(),
+    "log": BASE | {"behind"},
     "ports": BASE,
     "config": BASE,
     "quantities": BASE,
@@ -39,9 +40,11 @@ ALLOWED: dict[str, set[str] | None] = {
     "record": BASE | {"ports", "decide"},
     "loop": BASE | {"ports", "clock", "decide", "act", "sensing", "inbox"},
     "starts": BASE,
+    "trail": BASE | {"config", "starts"},
     "errands": BASE | {"ports", "inbox", "starts"},
     "publish": BASE | {"log", "host"},
     "daemon": ANYTHING,
+    "process": ANYTHING,
     "rescue": ANYTHING,
     "cli": ANYTHING,
     "__main__": ANYTHING,

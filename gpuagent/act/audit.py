@@ -2,20 +2,23 @@
 
 `audit.jsonl` is the newest, then `audit.jsonl.1` and so on; what they take together is bounded.
 Lines are written by a thread of its own. A line that cannot be written is counted and dropped: the
-log tells what was done, and no action waits for it.
+log tells what was done, and no action waits for it, nor does the end of the process.
 """
 
+import errno
 import os
-import threading
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+import stat
 from datetime import UTC, datetime
 
 import msgspec
+import structlog
 
+from gpuagent.behind import Behind
 from gpuagent.model.inventory import Subject
 
 _WAITING_MAX = 10_000
+
+_log = structlog.get_logger()
 
 
 class Action(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,52 +51,39 @@ class AuditLog:
         self._path = os.path.join(directory, "audit.jsonl")
         self._file_bytes = file_bytes
         self._files = files
-        self._waiting: deque[Action] = deque()
-        self._lock = threading.Lock()
-        self._writing = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
-        self.dropped = 0
-        """Lines that could not be written since the start."""
+        self._failed = 0
         self.trouble = ""
-        """Why the last of them could not; empty while the disk takes them."""
+        """Why the last lines could not be written; empty while the disk takes them."""
+        self._behind = Behind(self._take, most=_WAITING_MAX, name="audit")
+
+    @property
+    def dropped(self) -> int:
+        """Lines that could not be written since the start."""
+        return self._behind.refused + self._failed
 
     def record(self, action: Action) -> None:
         """Hand over one line; returns at once. After `close` it is dropped."""
-        with self._lock:
-            if len(self._waiting) >= _WAITING_MAX:
-                self.dropped += 1
-                return
-            self._waiting.append(action)
-            if self._writing:
-                return
-            self._writing = True
+        self._behind.put(action)
+
+    def close(self, seconds: float = 2.0) -> None:
+        """Write what is left, for at most so long: a disk that hangs is left alone, and that is said."""
+        if not self._behind.close(seconds):
+            _log.warning(
+                "the last lines of the audit log are not written: the disk does not answer",
+                path=self._path,
+                seconds=seconds,
+            )
+
+    def _take(self, batch: list[Action]) -> None:
         try:
-            self._thread.submit(self._drain)
-        except RuntimeError:  # the executor has been shut down
-            self.dropped += 1
-
-    def close(self) -> None:
-        """Write what is left. Blocks; call it off the loop or at the very end."""
-        self._thread.shutdown(wait=True)
-
-    def _drain(self) -> None:
-        while True:
-            with self._lock:
-                batch = list(self._waiting)
-                self._waiting.clear()
-                if not batch:
-                    self._writing = False
-                    return
-            try:
-                self._write(batch)
-                self.trouble = ""
-            except OSError as error:
-                self.dropped += len(batch)
-                self.trouble = f"cannot write {self._path}: {error.strerror}"
+            self._write(batch)
+            self.trouble = ""
+        except OSError as error:
+            self._failed += len(batch)
+            self.trouble = f"cannot write {self._path}: {error.strerror}"
 
     def _write(self, batch: list[Action]) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self._path, flags, 0o600)
+        fd = _open(self._path)
         try:
             size = os.fstat(fd).st_size
             for action in batch:
@@ -102,7 +92,7 @@ class AuditLog:
                     os.close(fd)
                     fd = -1
                     self._rotate()
-                    fd = os.open(self._path, flags, 0o600)
+                    fd = _open(self._path)
                     size = 0
                 size += _write_all(fd, line)
         finally:
@@ -117,6 +107,16 @@ class AuditLog:
                 os.replace(newer, older)
         if self._files == 1:
             os.unlink(self._path)
+
+
+def _open(path: str) -> int:
+    """To append to it. Raises OSError for anything but a file: a pipe would keep us waiting."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a file")
+    return fd
 
 
 def _line(action: Action) -> bytes:

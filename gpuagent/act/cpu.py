@@ -44,6 +44,9 @@ class ControlFile:
     async def identity(self, subject: Subject) -> str:
         return str(await self._call(partial(self._inode, subject)))
 
+    async def owner(self, subject: Subject) -> int:
+        return await self._call(partial(self._owner, subject))
+
     async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)
 
@@ -52,6 +55,10 @@ class ControlFile:
         if inode != subject.inode:
             raise Gone(f"another cgroup has taken the place of {subject.cgroup}")
         return inode
+
+    def _owner(self, subject: Subject) -> int:
+        self._inode(subject)
+        return self._cgroups.owner(subject.cgroup, self._file)
 
     def _read(self, subject: Subject) -> str:
         self._inode(subject)
@@ -85,6 +92,9 @@ class CpuWeight:
 
     async def identity(self, subject: Subject) -> str:
         return await self._file.identity(subject)
+
+    async def owner(self, subject: Subject) -> int:
+        return await self._file.owner(subject)
 
 
 class CpuMax:
@@ -126,6 +136,9 @@ class CpuMax:
 
     async def identity(self, subject: Subject) -> str:
         return await self._file.identity(subject)
+
+    async def owner(self, subject: Subject) -> int:
+        return await self._file.owner(subject)
 
 
 def _unreadable(subject: Subject, file: str, raw: str) -> Refused:

@@ -10,8 +10,8 @@ from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import Target
 from gpuagent.clock import Clock
 from gpuagent.model.plan import Setting
-from gpuagent.model.state import RESULTS
-from gpuagent.model.vocab import KNOBS
+from gpuagent.model.state import ACTION_RESULTS, ActionResult
+from gpuagent.model.vocab import BUDGET_RULE, KNOBS
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -20,11 +20,16 @@ class Order(msgspec.Struct, frozen=True):
     setting: Setting | None = None
     acts: bool = False
     keep: bool = False
-    """Adopted: neither wished nor put back until the first decision."""
+    """Adopted: not put back, although nothing is to be written."""
 
     @property
     def writes(self) -> bool:
         return self.setting is not None and self.acts and self.setting.blocked is None
+
+    @property
+    def budgets(self) -> bool:
+        """Whether it makes a setting that serves the power budget."""
+        return self.setting is not None and self.writes and self.setting.purpose == BUDGET_RULE
 
     @property
     def direction(self) -> tuple[bool, bool, bool]:
@@ -35,12 +40,12 @@ class Order(msgspec.Struct, frozen=True):
     def essence(self) -> tuple[object, ...]:
         """All that matters but the words. Orders with the same essence ask for the same."""
         s = self.setting
-        return (*self.direction, s and (s.value, s.rule, s.blocked, s.subject))
+        return (*self.direction, s and (s.value, s.rule, s.purpose, s.blocked, s.subject))
 
 
 def _no_actions() -> dict[tuple[str, str], int]:
     """Every combination exists from the start, so that a rate over them is never undefined."""
-    return {(k.name, r): 0 for k in KNOBS for r in (*RESULTS, "put back", "left alone")}
+    return {(k.name, r): 0 for k in KNOBS for r in ACTION_RESULTS}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,3 +60,11 @@ class Desk:
     actions: dict[tuple[str, str], int] = field(default_factory=_no_actions)
     outside_changes: dict[str, int] = field(default_factory=lambda: {k.name: 0 for k in KNOBS})
     closed: bool = False
+
+    def count(self, knob: str, result: ActionResult | None) -> None:
+        """One more action that ended so. A knob of another version counts nowhere."""
+        if result is None or (knob, result) not in self.actions:
+            return
+        self.actions[knob, result] += 1
+        if result == "left alone":
+            self.outside_changes[knob] += 1

@@ -7,6 +7,8 @@ import contextlib
 import errno
 import os
 
+from gpuagent.act.statedir import require_ours
+
 SIZE_MAX = 64 * 1024 * 1024
 """A file beyond this was not written by us: the ledger rewrites itself long before."""
 
@@ -21,11 +23,15 @@ class Journal:
         self._fd = -1
 
     def open(self) -> bytes:
-        """Open or create it, and return what it holds. What a crash left half-replaced is removed."""
+        """Open or create it, and return what it holds. What a crash left half-replaced is removed.
+
+        Raises Refused where others could have written it.
+        """
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._temporary)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o600)
+        require_ours(self._fd, self.path)
         self._sync_directory()
         self.size = os.fstat(self._fd).st_size
         if self.size > SIZE_MAX:

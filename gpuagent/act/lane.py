@@ -11,13 +11,14 @@ counts as ours, since that is how a target rounds; a change by another within th
 therefore taken for ours.
 """
 
+from gpuagent.act.adopted import GRACE_SECONDS
 from gpuagent.act.audit import Action
-from gpuagent.act.contest import STAND_DOWN_SECONDS, Contest
+from gpuagent.act.contest import Contest
 from gpuagent.act.desk import Desk, Order
 from gpuagent.act.record import Entry, Target
 from gpuagent.act.restore import ends_with_its_target, return_original
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
-from gpuagent.model.state import Outcome, Result
+from gpuagent.model.state import ActionResult, Outcome, Result
 from gpuagent.model.vocab import Knob
 from gpuagent.ports import Actuator, Real
 
@@ -26,6 +27,11 @@ VERIFY_SECONDS = 0.5
 SLOW_SECONDS = 3.0
 """A step that takes longer is reported as in flight, whatever its target showed before."""
 _TRIES = 3
+_WOULD = "the agent only observes now"
+_HELD = "held from before the crash"
+_KEPT = (
+    f"kept from before the crash until a first complete decision, for {GRACE_SECONDS:g} s at most"
+)
 _PAUSES: dict[type[AgentError], tuple[float, float]] = {
     Unavailable: (1.0, 10.0),
     Refused: (5.0, 60.0),
@@ -55,7 +61,7 @@ class Lane:
         """Our last write and what it reads as, where the target rounds."""
         self._due_at = float("-inf")
         self._failures = 0
-        self._told: tuple[str, float | None] = ("", None)
+        self._told: tuple[Result | None, float | None] = (None, None)
 
     @property
     def knob(self) -> Knob:
@@ -77,8 +83,7 @@ class Lane:
         if self._failures:
             return
         self._due_at = float("-inf")
-        entry = self._entry
-        if order.writes or (entry is not None and not order.keep):
+        if order.writes or self._entry is not None:
             self.outcome = self._outcome(order, "in flight", "has just been ordered")
 
     def due(self, now: float) -> bool:
@@ -131,39 +136,47 @@ class Lane:
             return await self._apply(order)
         entry = self._entry
         if entry is not None and order.keep:
-            await self._look(order)
-            return self._outcome(order, "applied", "kept until the first decision after the start")
-        if entry is not None:
+            entry = await self._entry_unless_changed(order, await self._look(order))
+            if entry is not None and order.setting is None:
+                return self._outcome(order, "applied", _KEPT if order.acts else _HELD)
+        elif entry is not None:
             await self._put_back(order, entry)
+            entry = None
         if order.setting is None:
             return None
         await self._look(order)
         blocked = order.setting.blocked
         if blocked is not None:
             return self._outcome(order, blocked.result, blocked.why)
-        return self._outcome(order, "would", "the agent only observes now")
+        return self._outcome(
+            order, "would", _WOULD if entry is None else f"{_WOULD}; it is {_HELD}"
+        )
 
     async def _apply(self, order: Order) -> Outcome:
-        setting = order.setting
-        assert setting is not None
         for _ in range(_TRIES):
             real = await self._look(order)
-            entry = self._entry_unless_changed(order, real)
+            if not self.order.writes:
+                break
+            order, setting = self.order, self.order.setting  # it may have taken a while
+            assert setting is not None
+            entry = await self._entry_unless_changed(order, real)
             original = entry.original if entry is not None else real
             want = self._actuator.encode(setting.subject, setting.value, original)
             if self._is_so(real, want):
                 return self._as_wished(order, real, want)
             if not self._contest.may_write(self._now, setting.rule):
-                return self._stand_down(order, real)
-            if self._must_wait(real, want):
-                return self._outcome(order, "in flight", self._desk.must_wait(self.target))
+                return self._outcome(order, *self._contest.says(real.raw))
+            if self._looser(want, real) and (reason := self._must_not_rise_yet()):
+                return self._outcome(order, "in flight", reason)
             if entry is not None and want.raw == original.raw:
                 await self._put_back(order, entry)
                 continue
             await self._announce(order, original, want)
-            if self._superseded(order):
+            if self._overtaken(original, real, want):
                 break
-            if (await self._look(order)).raw == real.raw and not self._must_wait(real, want):
+            if (await self._look(order)).raw != real.raw:
+                continue
+            if not (self._looser(want, real) and self._must_not_rise_yet()):
                 return await self._write(order, real, want)
         return self._outcome(order, "in flight", "it changed while it was about to be written")
 
@@ -172,7 +185,12 @@ class Lane:
         subject = order.setting.subject
         identity = await self._actuator.identity(subject)
         await self._desk.ledger.intend(
-            knob=self.knob, subject=subject, identity=identity, original=original, write=want
+            knob=self.knob,
+            subject=subject,
+            identity=identity,
+            original=original,
+            write=want,
+            rule=order.setting.purpose,
         )
 
     async def _write(self, order: Order, real: Real, want: Real) -> Outcome:
@@ -197,12 +215,10 @@ class Lane:
 
     async def _put_back(self, order: Order, entry: Entry) -> None:
         self.bound = max(self.bound, entry.original.value)
-        returned = await return_original(self._actuator, entry)
+        returned = await return_original(self._actuator, entry, must_wait=self._must_not_rise_yet)
         self._real = returned.after
         self.bound = returned.after.value
         self._desk.ledger.done(self.target, returned.what, returned.why)
-        if returned.what == "left alone":
-            self._desk.outside_changes[self.knob.name] += 1
         self._audit(
             order,
             returned.what,
@@ -215,15 +231,15 @@ class Lane:
 
     # -- judgements ----------------------------------------------------------------------------------
 
-    def _entry_unless_changed(self, order: Order, real: Real) -> Entry | None:
+    async def _entry_unless_changed(self, order: Order, real: Real) -> Entry | None:
         """The entry while the value is ours. Somebody else's ends the hold, and is the original."""
         entry = self._entry
         if entry is None or entry.explains(real, self.knob.deadband):
             return entry
+        owner = await self._actuator.owner(entry.subject)
         why = f"somebody else has set it to {real.raw}"
-        self._contest.changed()
+        self._contest.changed(owner)
         self._rounded = None
-        self._desk.outside_changes[self.knob.name] += 1
         self._desk.ledger.done(self.target, "left alone", why)
         self._audit(order, "left alone", "left alone", why, before=real.raw, entry=entry)
         return None
@@ -243,10 +259,23 @@ class Lane:
             self.knob.safest(one.value, other.value) == other.value
         )
 
-    def _must_wait(self, real: Real, want: Real) -> bool:
-        raises = self.knob.budgeted and want.value > real.value
-        self.waits = raises and bool(self._desk.must_wait(self.target))
-        return self.waits
+    def _must_not_rise_yet(self) -> str:
+        """Why a raise must stand back, so that no sum exceeds its budget; empty if it need not."""
+        reason = self._desk.must_wait(self.target) if self.knob.budgeted else ""
+        self.waits = bool(reason)
+        return reason
+
+    def _overtaken(self, original: Real, real: Real, want: Real) -> bool:
+        """Whether the latest order forbids the write that has just been announced.
+
+        That it is another order alone does not: on a slow disk each would be overtaken by the next,
+        and nothing would ever be written.
+        """
+        setting = self.order.setting
+        if self._desk.closed or not self.order.writes or setting is None:
+            return True
+        most = self._actuator.encode(setting.subject, setting.value, original)
+        return self._looser(want, real) and self._looser(want, most)
 
     def _superseded(self, order: Order) -> bool:
         return self._desk.closed or self.order.essence != order.essence
@@ -255,17 +284,12 @@ class Lane:
         assert order.setting is not None
         if self._rounded == (want.raw, real.raw):
             self.bound = min(self.bound, want.value)
+        self._desk.ledger.serve(self.target, order.setting.purpose)
+        if self._contest.owner:
+            return self._outcome(order, "applied", f"it reads {real.raw}; {self._contest.undone}")
         if want.value < order.setting.value and want.value == real.value:
             return self._outcome(order, "applied", f"it reads {real.raw}, tighter than wished")
         return self._outcome(order, "applied", f"it reads {real.raw}")
-
-    def _stand_down(self, order: Order, real: Real) -> Outcome:
-        hours = STAND_DOWN_SECONDS / 3600
-        why = (
-            f"somebody else keeps setting it, now to {real.raw}; it is left alone for {hours:g} h, "
-            "or until another rule wishes"
-        )
-        return self._outcome(order, "contested", why)
 
     def _failed(self, order: Order, error: AgentError) -> Outcome | None:
         first, longest = next(p for kind, p in _PAUSES.items() if isinstance(error, kind))
@@ -306,7 +330,7 @@ class Lane:
     def _outcome(self, order: Order, result: Result, why: str) -> Outcome:
         entry, setting = self._entry, order.setting
         subject = setting.subject if setting is not None else (entry or self.target).subject
-        putting_back = entry is not None and not order.writes
+        putting_back = entry is not None and not order.writes and not order.keep
         return Outcome(
             knob=self.knob,
             subject=subject,
@@ -320,13 +344,14 @@ class Lane:
 
     def _tell_change(self, order: Order, outcome: Outcome | None) -> None:
         """Into the audit log: what did not come to a write, once for each change of it."""
-        result, wanted = ("", None) if outcome is None else (outcome.result, outcome.wanted)
+        result, wanted = (None, None) if outcome is None else (outcome.result, outcome.wanted)
         before, self._told = self._told, (result, wanted)
         moved = wanted != before[1] and (
             wanted is None or before[1] is None or abs(wanted - before[1]) >= self.knob.deadband
         )
         if (
             outcome is None
+            or result is None
             or result in {"applied", "in flight"}
             or (result == before[0] and not moved)
         ):
@@ -338,7 +363,7 @@ class Lane:
         self,
         order: Order,
         did: str,
-        result: str,
+        result: ActionResult,
         why: str,
         *,
         before: str = "",
@@ -346,7 +371,7 @@ class Lane:
         entry: Entry | None = None,
     ) -> None:
         """Count one action and write it down."""
-        self._desk.actions[self.knob.name, result] += 1
+        self._desk.count(self.knob.name, result)
         setting, entry = order.setting, entry or self._entry
         self._desk.audit.record(
             Action(

@@ -115,7 +115,14 @@ class Ledger:
     # -- what is told to it --------------------------------------------------------------------------
 
     async def intend(
-        self, *, knob: Knob, subject: Subject, identity: str, original: Real, write: Real
+        self,
+        *,
+        knob: Knob,
+        subject: Subject,
+        identity: str,
+        original: Real,
+        write: Real,
+        rule: str,
     ) -> None:
         """Announce a write; durable on return. Raises Refused, and then nothing may be written."""
         known = self.held(target_of(knob, subject))
@@ -128,6 +135,7 @@ class Ledger:
             was=Kept.of(original),
             write=Kept.of(write),
             wall=self._wall(),
+            rule=rule,
         )
         try:
             line = encode_line(record)
@@ -145,6 +153,12 @@ class Ledger:
         if entry is None or (not entry.pending and entry.wrote[-1].raw == read.raw):
             return
         self._note(Confirm(entry.hold, Kept.of(read)))
+
+    def serve(self, target: Target, rule: str) -> None:
+        """Another rule wants the value as it is. Does nothing where the target is not held."""
+        entry = self.held(target)
+        if entry is not None and entry.rule != rule:
+            self._note(msgspec.structs.replace(entry, rule=rule))
 
     def done(self, target: Target, what: str, why: str) -> None:
         """The target is ours no longer. Does nothing where it was not."""
@@ -170,6 +184,9 @@ class Ledger:
     def _load(self) -> None:
         try:
             content = self._journal.open()
+        except Refused:
+            self._journal.close()
+            raise
         except OSError as error:
             self._journal.close()
             kind = Refused if isinstance(error, PermissionError) else Corrupt

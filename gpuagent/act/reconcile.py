@@ -10,20 +10,20 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from gpuagent.act.adopted import GRACE_SECONDS, Adopted
 from gpuagent.act.audit import AuditLog
 from gpuagent.act.desk import Desk, Order
 from gpuagent.act.lane import Lane
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import Target, target_of
+from gpuagent.act.restore import Report
 from gpuagent.clock import Clock, patiently
-from gpuagent.model.plan import Plan, Setting
+from gpuagent.model.plan import Plan, Posture, Setting
 from gpuagent.model.state import Instant, Outcome
 from gpuagent.ports import Actuator, Wake
 
 QUICK_SECONDS = 0.02
 """How long `drive` waits for lanes, so that plain file writes are done within their tick."""
-GRACE_SECONDS = 30.0
-"""How long adopted values wait for the first decision before they are put back."""
 
 
 class Reconciler:
@@ -46,13 +46,11 @@ class Reconciler:
         self._group: asyncio.TaskGroup | None = None
         self._driving = False
         self._unturnable: tuple[Outcome, ...] = ()
-        self._adopted: set[Target] = set()
-        self._adopted_until = float("-inf")
-        self._adopted_in_observe = False
+        self._adopted = Adopted()
 
     @property
     def actions(self) -> Mapping[tuple[str, str], int]:
-        """Actions since start by (knob, result); results are `RESULTS`, "put back", "left alone"."""
+        """Actions since start by knob and result: every pair of `KNOBS` and `ACTION_RESULTS`."""
         return MappingProxyType(self._desk.actions)
 
     @property
@@ -73,17 +71,21 @@ class Reconciler:
 
     # -- what the loop asks --------------------------------------------------------------------------
 
-    async def drive(self, plan: Plan, *, acts: bool, now: Instant) -> tuple[Outcome, ...]:
-        """Make the host as the plan says, or, unless `acts`, only say what would be done.
+    async def drive(
+        self, plan: Plan, *, posture: Posture, now: Instant, complete: bool = False
+    ) -> tuple[Outcome, ...]:
+        """Make the host as the plan says, or, unless the posture acts, only say what would be done.
 
-        What is held and no longer wished is put back, and all that is held unless `acts`. Waits at
-        most `QUICK_SECONDS`; what takes longer goes on and wakes the loop. Returns `outcomes()`.
+        What is held and no longer wished is put back, and all that is held unless the posture acts;
+        but see `adopt`. `complete` says that the plan was made in view of all cards, so that what it
+        does not wish is not wished. Waits at most `QUICK_SECONDS`; what takes longer goes on and
+        wakes the loop. Returns `outcomes()`.
         """
         if self._desk.closed:
             return self.outcomes()
         if self._group is None:
             await asyncio.sleep(0)  # `run` was asked for a moment ago and has not begun yet
-        self._give(plan, acts=acts, now=now)
+        self._give(plan, posture=posture, now=now, complete=complete)
         busy = set(self._tasks.values())
         for lane in list(self._lanes.values()):
             if lane.due(now.mono):
@@ -100,21 +102,21 @@ class Reconciler:
         told = (lane.told(now) for lane in self._lanes.values())
         return (*(o for o in told if o is not None), *self._unturnable)
 
-    def adopt(
-        self, now: Instant, *, seconds: float = GRACE_SECONDS, in_observe: bool = False
-    ) -> None:
-        """Take over what the ledger holds from before a crash: it stays until the first decision.
+    def adopt(self, report: Report, *, now: Instant) -> None:
+        """Take over what `put_back` kept at the start, and count what it did.
 
-        A value stays until a plan wishes it, `release_adopted` is called, `seconds` have passed, or
-        the agent is told not to act. With `in_observe` (third crash) only the first two end it.
+        A value that was kept stays until a plan wishes it, a complete one does not, or
+        `GRACE_SECONDS` have passed. While the agent only observes because it has crashed too often
+        it stays for as long as it is wished. A pause, or being told to observe, puts it back.
         """
-        self._adopted = set(self._desk.ledger.entries)
-        self._adopted_until = float("inf") if in_observe else now.mono + seconds
-        self._adopted_in_observe = in_observe
-
-    def release_adopted(self) -> None:
-        """The first complete decision has been made: what it does not wish is put back."""
-        self._adopted.clear()
+        kept = [i.entry.target for i in report if i.what in {"adopted", "held"}]
+        self._adopted = Adopted(kept, acting_until=now.mono + GRACE_SECONDS)
+        for target in kept:
+            # Told from now on, so that the first decision knows the originals.
+            if (lane := self._lane(target)) is not None:
+                lane.give(Order(keep=True))
+        for item in report:
+            self._desk.count(item.entry.knob, item.ended)
 
     async def settled(self) -> None:
         """Until no lane has anything to do, as far as nothing new is ordered."""
@@ -132,22 +134,21 @@ class Reconciler:
 
     # -- orders --------------------------------------------------------------------------------------
 
-    def _give(self, plan: Plan, *, acts: bool, now: Instant) -> None:
+    def _give(self, plan: Plan, *, posture: Posture, now: Instant, complete: bool) -> None:
         wishes, unturnable = self._by_target(plan.settings)
         self._unturnable = tuple(self._cannot(s, now) for s in unturnable)
-        self._adopted -= wishes.keys()
-        if now.mono >= self._adopted_until:
-            self._adopted.clear()
-        keeps = acts or self._adopted_in_observe
+        kept = self._adopted.kept(wishes.keys(), posture=posture, complete=complete, now=now.mono)
         for target in {*wishes, *self._lanes, *self._desk.ledger.entries}:
-            lane = self._lanes.get(target)
-            if lane is None:
-                actuator = self._actuators.get(target.knob)
-                if actuator is None:
-                    continue  # an entry of another version; `put_back` reports it
-                lane = self._lanes[target] = Lane(target, actuator, self._desk)
-            keep = keeps and target in self._adopted
-            lane.give(Order(wishes.get(target), acts=acts, keep=keep))
+            if (lane := self._lane(target)) is not None:
+                order = Order(wishes.get(target), acts=posture.acts, keep=target in kept)
+                lane.give(order)
+
+    def _lane(self, target: Target) -> Lane | None:
+        """The target's lane; None for an entry of another version, which `put_back` reports."""
+        actuator = self._actuators.get(target.knob)
+        if target not in self._lanes and actuator is not None:
+            self._lanes[target] = Lane(target, actuator, self._desk)
+        return self._lanes.get(target)
 
     def _by_target(
         self, settings: Iterable[Setting]
@@ -222,11 +223,20 @@ class Reconciler:
                 self._start(lane)
 
     def _must_wait(self, target: Target) -> str:
-        for lane in self._lanes.values():
-            alike = lane.target.knob == target.knob and lane.target != target
-            if alike and lane.order.writes and lane.over:
-                return f"waits for the cut of {lane.target.subject} to be verified"
-        return ""
+        """For which cut a raise of this target waits; empty for none.
+
+        A put-back is a raise too: while the plan serves a budget it waits as well, else it does not,
+        so that no cut that fails can keep us from letting go.
+        """
+        cuts = [
+            lane
+            for lane in self._lanes.values()
+            if lane.target.knob == target.knob and lane.target != target and lane.order.writes
+        ]
+        if not self._lanes[target].order.writes and not any(c.order.budgets for c in cuts):
+            return ""
+        over = next((c for c in cuts if c.over), None)
+        return f"waits for the cut of {over.target.subject} to be verified" if over else ""
 
 
 def _essence(outcome: Outcome | None) -> tuple[object, ...]:

@@ -2,7 +2,8 @@
 
 A line is `{"v":1,"crc":"9ae0daaf","e":{...}}`: the version, the CRC-32 of the bytes of `e`, and one
 record. Every `intend` carries the original value again, so that a lost line never loses an original
-that a later line needs.
+that a later line needs. A field that has come later has a default, and an older version passes over
+it: both read each other's lines.
 """
 
 import zlib
@@ -69,6 +70,8 @@ class Entry(msgspec.Struct, frozen=True, tag="held"):
     pending: bool
     """Whether the newest write has not been read back, so may or may not have been made."""
     wall: float
+    rule: str = ""
+    """`Setting.rule` of the newest write; empty where an earlier version of ours wrote the line."""
 
     @property
     def target(self) -> Target:
@@ -105,6 +108,8 @@ class Intend(msgspec.Struct, frozen=True, tag="intend"):
     was: Kept
     write: Kept
     wall: float
+    rule: str = ""
+    """`Setting.rule`: it decides what becomes of the value when the agent ends."""
 
 
 class Confirm(msgspec.Struct, frozen=True, tag="confirm"):
@@ -181,6 +186,7 @@ class Book:
                 wrote=_with(known.wrote if known is not None else (), record.write),
                 pending=True,
                 wall=known.wall if known is not None else record.wall,
+                rule=record.rule,
             )
         )
 

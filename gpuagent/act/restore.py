@@ -5,7 +5,7 @@ is left as it is.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum, unique
 from typing import Literal
 
@@ -16,6 +16,7 @@ from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import Entry, Target
 from gpuagent.clock import Clock
 from gpuagent.errors import Gone, Refused, Unavailable, Unsupported
+from gpuagent.model.state import ActionResult
 from gpuagent.model.vocab import KNOB, Fate, Knob, On
 from gpuagent.ports import Actuator, Real
 
@@ -32,18 +33,20 @@ class Occasion(StrEnum):
     RESCUE = "rescue after a crash"
     BY_HAND = "by hand"
 
-    def fate(self, knob: Knob, *, keep_on_stop: bool) -> Fate:
-        fates = {
-            Occasion.STOP: knob.on_stop,
-            Occasion.CRASH: knob.on_crash,
-            Occasion.RESCUE: knob.on_rescue,
-            Occasion.BY_HAND: Fate.PUT_BACK,
-        }
-        fate = fates[self]
-        if fate is Fate.AS_CONFIGURED:
-            return Fate.HOLD if keep_on_stop else Fate.PUT_BACK
-        # Nothing lets go slowly once nobody is there to do so.
-        return Fate.PUT_BACK if fate is Fate.RELEASE else fate
+    def fate(self, knob: Knob, rule: str, *, keep_on_stop: bool) -> Fate:
+        """What becomes of a setting of this rule: put back, held or adopted."""
+        fates = knob.fates_under(rule)
+        match self:
+            case Occasion.STOP if fates.stop is Fate.AS_CONFIGURED:
+                return Fate.HOLD if keep_on_stop else Fate.PUT_BACK
+            case Occasion.STOP:
+                return fates.stop
+            case Occasion.CRASH:
+                return fates.crash
+            case Occasion.RESCUE:
+                return fates.rescue
+            case Occasion.BY_HAND:
+                return Fate.PUT_BACK
 
 
 class Returned(msgspec.Struct, frozen=True):
@@ -55,11 +58,18 @@ class Returned(msgspec.Struct, frozen=True):
     after: Real
 
 
-async def return_original(actuator: Actuator, entry: Entry) -> Returned:
+def _at_once() -> str:
+    return ""
+
+
+async def return_original(
+    actuator: Actuator, entry: Entry, *, must_wait: Callable[[], str] = _at_once
+) -> Returned:
     """Write the original if the value is still ours, and read it back.
 
     Raises Gone where the target or its identity is; Refused, Unsupported and Unavailable where it
-    could not be put back, and then it is still ours to try again.
+    could not be put back, or where `must_wait` says why it must not be yet, and then it is still
+    ours to try again.
     """
     subject, original, deadband = entry.subject, entry.original, actuator.knob.deadband
     if await actuator.identity(subject) != entry.identity:
@@ -70,6 +80,8 @@ async def return_original(actuator: Actuator, entry: Entry) -> Returned:
     if not entry.explains(before, deadband):
         why = f"somebody else has set it to {before.raw} since; it is left so"
         return Returned("left alone", why, before, before)
+    if reason := must_wait():
+        raise Unavailable(reason)
     await actuator.set(subject, original.raw)
     after = await actuator.get(subject)
     if after.raw == original.raw or abs(after.value - original.value) < deadband:
@@ -101,6 +113,17 @@ class Item(msgspec.Struct, frozen=True):
     before: str = ""
     after: str = ""
 
+    @property
+    def ended(self) -> ActionResult | None:
+        """How it counts among the agent's actions; None where nothing was done."""
+        match self.what:
+            case "held" | "adopted":
+                return None
+            case "failed":
+                return "refused"
+            case _:
+                return self.what
+
 
 Report = tuple[Item, ...]
 
@@ -131,10 +154,13 @@ async def put_back(
             knob, actuator = KNOB.get(entry.knob), by_name.get(entry.knob)
             if knob is None or actuator is None:
                 items.append(Item(entry, "failed", "this version has no such knob; it is kept"))
-            elif entry.target in busy:
+                continue
+            if entry.target in busy:
                 items.append(Item(entry, "failed", "an earlier write has not returned yet"))
-            elif occasion.fate(knob, keep_on_stop=keep_on_stop) is not Fate.PUT_BACK:
-                items.append(_kept(entry, occasion.fate(knob, keep_on_stop=keep_on_stop)))
+                continue
+            fate = occasion.fate(knob, entry.rule, keep_on_stop=keep_on_stop)
+            if fate in {Fate.HOLD, Fate.ADOPT}:
+                items.append(_kept(entry, fate))
             else:
                 tasks.append(group.create_task(_one(actuator, entry, call_seconds)))
     items += [t.result() for t in tasks]

@@ -1,16 +1,22 @@
-"""Asks the agent over its Unix socket: HTTP by the standard library, without an event loop."""
+"""Asks the agent over its Unix sockets: HTTP by the standard library, without an event loop."""
 
 import http.client
 import json
+import os
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 from gpuagent.cli.exits import Exit, Failure
+from gpuagent.expose.sockets import admin_path
 
 _ANSWER_SECONDS = 40.0
 """Longer than the agent itself waits for a command (30 s)."""
+_BUSY_SECONDS = 5.0
+"""How long to try while others fill the queue of connections."""
+_AGAIN_SECONDS = 0.005
 _PAGE = 200
 
 Document = dict[str, Any]
@@ -30,9 +36,32 @@ class _UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
+        """Raises BlockingIOError while the queue of connections stays full, or another OSError."""
+        beside = admin_path(self._path)
+        if os.access(beside, os.W_OK):
+            try:
+                self._connect(beside)
+            except (FileNotFoundError, ConnectionRefusedError):
+                pass  # what is there was left behind
+            else:
+                return
+        self._connect(self._path)
+
+    def _connect(self, path: str) -> None:
+        until = time.monotonic() + _BUSY_SECONDS
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(_ANSWER_SECONDS)
-        self.sock.connect(self._path)
+        try:
+            while True:
+                try:
+                    return self.sock.connect(path)
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise
+                    time.sleep(_AGAIN_SECONDS)
+        except OSError:
+            self.close()
+            raise
 
 
 class Client:
@@ -97,6 +126,12 @@ class Client:
         except PermissionError:
             raise Failure(
                 Exit.FORBIDDEN, f"you may not open {self._path}", "ask an administrator"
+            ) from None
+        except BlockingIOError:
+            raise Failure(
+                Exit.UNREACHABLE,
+                f"the agent is busy: others fill the queue of {self._path}",
+                "try again; root and the group in [api] have a socket of their own",
             ) from None
         except TimeoutError:
             raise Failure(

@@ -49,6 +49,13 @@ def _say_held(told: Document) -> None:
         say("It is not held back now.")
     else:
         say("It is not held back, and will not be.")
+    for card in told["cards_held"]:
+        verb = "is" if card["in_force"] else "would be"
+        share = amount("ratio", card["share_ratio"])
+        say(
+            f"A card of it, {card['gpu']}, {verb} limited to {share} of its power for "
+            f"{card['cause']}, which slows everybody on it: {card['why']}."
+        )
     if told["passive_why"]:
         say(f"Nothing is changed now: {told['passive_why']}.")
 

@@ -1,11 +1,13 @@
 """`gpuagent daemon` and `gpuagent restore`: what runs the agent, or cleans up after it."""
 
+import signal
+
 import click
 
 from gpuagent.cli.exits import CODES, Exit, Failure
 from gpuagent.cli.options import Options, absolute, common
 from gpuagent.cli.show import emit, say
-from gpuagent.errors import AgentError, ConfigError
+from gpuagent.errors import AgentError, ConfigError, Refused
 from gpuagent.log import setup
 
 
@@ -15,7 +17,9 @@ from gpuagent.log import setup
 @common
 def daemon() -> None:
     """Run the agent in the foreground, as systemd does."""
-    from gpuagent.daemon import run
+    # Until the daemon can answer a hangup, it must not die of one.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    from gpuagent.process import run
 
     path = absolute(Options.current().config)
     try:
@@ -44,6 +48,8 @@ def restore(*, rescue: bool) -> None:
     setup(level="warning")
     try:
         report = put_back(absolute(options.config), rescue=rescue)
+    except Refused as error:
+        raise Failure(Exit.REFUSED, str(error)) from error
     except AgentError as error:
         raise Failure(Exit.PROBLEM, str(error)) from error
     failed = [item for item in report if item.what == "failed"]

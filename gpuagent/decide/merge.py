@@ -34,7 +34,12 @@ def merge(wishes: Iterable[Setting], state: NodeState) -> Plan:
 def _stronger(one: Setting, other: Setting) -> Setting:
     if (one.blocked is None) != (other.blocked is None):
         return one if one.blocked is None else other
-    return one if one.knob.safest(one.value, other.value) == one.value else other
+    if one.blocked is not None:
+        return one
+    safer = one if one.knob.safest(one.value, other.value) == one.value else other
+    outvoted = other if safer is one else one
+    also = tuple(sorted({*safer.also, *outvoted.also, outvoted.rule} - {safer.rule}))
+    return msgspec.structs.replace(safer, also=also)
 
 
 def _in_range(setting: Setting, state: NodeState) -> Setting:

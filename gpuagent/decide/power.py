@@ -16,7 +16,7 @@ from gpuagent.decide.causes import label
 from gpuagent.model.inventory import NODE, Gpu, Level, on_gpu
 from gpuagent.model.plan import Cause, Decision, Setting
 from gpuagent.model.state import Event, NodeState
-from gpuagent.model.vocab import GPU_POWER_WATTS, POWER_LIMIT
+from gpuagent.model.vocab import BUDGET_RULE, GPU_POWER_WATTS, POWER_LIMIT
 
 _SATURATED = 0.95
 """A card that draws this share of its limit may well want more than it shows."""
@@ -65,7 +65,7 @@ class PowerBudget:
             return Memory(), Decision()
         memory = _heard(memory, state)
         if not memory.ready:
-            return memory, Decision()
+            return memory, Decision(complete=False)
         claims = [c for g in gpus if (c := self._claim(state, memory, g)) is not None]
         fixed, unknown = _beyond_control(state, gpus, claims)
         usable = self._budget - fixed
@@ -156,7 +156,7 @@ class PowerBudget:
                     watts,
                     why=f"{watts:.0f} W of the {self._budget:.0f} W node budget; {level}, "
                     f"draws {drawn}, may have {claim.floor:.0f} to {claim.cap:.0f} W",
-                    rule="power/budget",
+                    rule=BUDGET_RULE,
                     numbers=(
                         ("budget_watts", self._budget or 0.0),
                         ("demand_watts", claim.demand),

@@ -84,8 +84,13 @@ class Guests(Generic[Who]):
         if transport in self._silent:
             self._turn_out(transport)
 
+    def turn_all_out(self) -> None:
+        for transport in self.inside():
+            self._turn_out(transport)
+
     def _turn_out(self, transport: asyncio.BaseTransport) -> None:
         self._waiting.pop(transport, None)
+        self._served.pop(transport, None)
         self._silent.discard(transport)
         # What it has not taken of an answer is lost: closing would wait for it to be taken.
         cast(asyncio.Transport, transport).abort()
@@ -111,6 +116,8 @@ class Door(Protocol):
     def answered(self, transport: asyncio.BaseTransport | None) -> None: ...
 
     def turn_out_if_silent(self, transport: asyncio.BaseTransport) -> None: ...
+
+    def turn_all_out(self) -> None: ...
 
 
 class Anyone(Guests[None]):

@@ -35,6 +35,7 @@ def explanation(snapshot: Snapshot, who: Tenant) -> ExplanationView:
         acts=posture.acts,
         passive_why=passive_why(posture),
         causes=tuple(_cause(c, snapshot) for c in snapshot.causes if _concerns(c, who)),
+        cards_held=tuple(hold(snapshot, h) for h in tight(snapshot) if h.subject.gpu in who.gpus),
         knobs=tuple(_knob(snapshot, key, settings.get(key), who) for key in keys),
         limits=who.limits,
         seats=who.seats,

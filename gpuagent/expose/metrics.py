@@ -26,7 +26,7 @@ from gpuagent.expose import dcgm
 from gpuagent.expose.picture import share_left, tight
 from gpuagent.model.inventory import Inventory, Subject, on_tenant
 from gpuagent.model.plan import Snapshot
-from gpuagent.model.state import RESULTS
+from gpuagent.model.state import ACTION_RESULTS
 from gpuagent.model.text import wire
 from gpuagent.model.vocab import KNOBS, SIGNALS, On, Signal
 
@@ -34,8 +34,6 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _PREFIX = "gpuagent_"
 _FAST_GZIP = 1
 REUSED_SECONDS = 1.0
-_ENDINGS = ("put back", "left alone")
-"""What becomes of a value of ours that is given up, beside `RESULTS`."""
 
 Labels = dict[str, str]
 
@@ -286,7 +284,9 @@ class SnapshotCollector(Collector):
             "Changes that somebody else made to a value that the agent had set.",
             "counter",
         )
-        counted = dict.fromkeys(((k.name, r) for k in KNOBS for r in (*RESULTS, *_ENDINGS)), 0)
+        counted: dict[tuple[str, str], int] = {
+            (k.name, r): 0 for k in KNOBS for r in ACTION_RESULTS
+        }
         for (name, result), count in {**counted, **self._snapshot.actions}.items():
             actions.add({"knob": name, "result": result}, count)
         for knob in KNOBS:

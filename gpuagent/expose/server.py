@@ -1,14 +1,16 @@
-"""The listeners: the Unix socket with roles, and the loopback address for Prometheus."""
+"""The listeners: the Unix sockets with roles, and the loopback address for Prometheus."""
 
 import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable
 
 import structlog
 from aiohttp import web
 
+from gpuagent.clock import patiently
 from gpuagent.expose.api import Gate, Inbox, Told
 from gpuagent.expose.app import Speaker, loopback_app, socket_app
 from gpuagent.expose.auth import Rules, cgroup_of
@@ -16,6 +18,8 @@ from gpuagent.expose.door import FIRST_REQUEST_SECONDS, Admission, Anyone, Calle
 from gpuagent.expose.metrics import Exposition
 from gpuagent.expose.sockets import (
     Address,
+    admin_path,
+    bind_admin_socket,
     bind_loopback,
     bind_socket,
     group_id,
@@ -29,9 +33,12 @@ _log = structlog.get_logger()
 _unsaid = logging.getLogger("gpuagent.expose.unsaid")
 _unsaid.disabled = True
 
+_LAST_WORDS_SECONDS = 0.25
+"""For requests in progress at the end, and once more for those that it then cancels."""
+
 
 class Server:
-    """Both listeners. `start`, then `run` until cancelled; `stop` is part of `run`."""
+    """All listeners. `start`, then `run` until cancelled; `stop` is part of `run`."""
 
     def __init__(
         self,
@@ -55,7 +62,8 @@ class Server:
         self._listen = metrics_listen
         self._idle_seconds = idle_seconds
         self._exposition = Exposition(told.version, now=lambda: told.clock.now().mono)
-        self._open = contextlib.AsyncExitStack()
+        self._listening = contextlib.ExitStack()
+        self._rooms: list[tuple[web.AppRunner, Door]] = []
         self._started = False
         self.metrics_port: int | None = None
         """Where /metrics is, once started."""
@@ -81,8 +89,13 @@ class Server:
             await self.stop()
 
     async def stop(self) -> None:
-        """Close what is open; requests in progress get two seconds."""
-        await self._open.aclose()
+        """Listen no more; requests in progress get half a second, whoever their clients are."""
+        self._listening.close()
+        rooms, self._rooms = self._rooms, []
+        ends = asyncio.gather(*(runner.cleanup() for runner, _ in rooms))
+        await patiently(ends, 3 * _LAST_WORDS_SECONDS)
+        for _, door in rooms:
+            door.turn_all_out()
         self._exposition.close()
 
     async def _start_socket(self) -> None:
@@ -99,12 +112,19 @@ class Server:
             exposition=self._exposition,
             send_seconds=self._idle_seconds,
         )
-        sock = bind_socket(self._path)
-        self._open.callback(sock.close)
-        self._open.callback(remove_socket, self._path, os.lstat(self._path).st_ino)
         admission = await self._http(app, callers)
+        sock = bind_socket(self._path)
+        await self._listen_on(sock, self._path, admission)
+        beside = admin_path(self._path)
+        await self._listen_on(bind_admin_socket(beside, group), beside, admission)
+
+    async def _listen_on(
+        self, sock: socket.socket, path: str, admission: Callable[[], Admission]
+    ) -> None:
+        self._listening.callback(sock.close)
+        self._listening.callback(remove_socket, path, os.lstat(path).st_ino)
         listener = await asyncio.get_running_loop().create_unix_server(admission, sock=sock)
-        self._open.callback(listener.close)
+        self._listening.callback(listener.close)
 
     async def _start_loopback(self, address: Address) -> None:
         door = Anyone()
@@ -116,17 +136,17 @@ class Server:
             send_seconds=self._idle_seconds,
         )
         sock = bind_loopback(address)
-        self._open.callback(sock.close)
+        self._listening.callback(sock.close)
         self.metrics_port = sock.getsockname()[1]
         admission = await self._http(app, door)
         listener = await asyncio.get_running_loop().create_server(admission, sock=sock)
-        self._open.callback(listener.close)
+        self._listening.callback(listener.close)
 
     async def _http(self, app: web.Application, door: Door) -> Callable[[], Admission]:
         """What receives each connection, with limits on the silent and the slow."""
-        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=2.0)
+        runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=_LAST_WORDS_SECONDS)
         await runner.setup()
-        self._open.push_async_callback(runner.cleanup)
+        self._rooms.append((runner, door))
         server = runner.server
         assert server is not None
         loop = asyncio.get_running_loop()

@@ -1,5 +1,6 @@
 """Opening the sockets that the API listens on, and removing what is left of them."""
 
+import contextlib
 import errno
 import grp
 import os
@@ -56,7 +57,28 @@ def bind_loopback(address: Address) -> socket.socket:
     return sock
 
 
-def bind_socket(path: str) -> socket.socket:
+def admin_path(path: str) -> str:
+    """Where administrators find a socket of their own, beside the one at `path`.
+
+    The kernel queues connections until they are taken, those of all users in one queue: whoever
+    connects in a loop keeps it full. Into the queue of this socket he does not come.
+    """
+    stem, suffix = os.path.splitext(path)
+    return f"{stem}-admin{suffix}"
+
+
+def bind_admin_socket(path: str, group: int | None) -> socket.socket:
+    """As `bind_socket`, but open to root and the members of a group (its id) only."""
+    sock = bind_socket(path, mode=0o600)
+    if group is not None:
+        # Of a group that we are not in, as any user but root may be, nobody is let in.
+        with contextlib.suppress(PermissionError):
+            os.chown(path, -1, group)
+            os.chmod(path, 0o660)
+    return sock
+
+
+def bind_socket(path: str, *, mode: int = 0o666) -> socket.socket:
     """A listening Unix socket at `path`, open to all local users: roles decide what they may do.
 
     A socket that nobody listens on is replaced. Raises Refused, with what to do.
@@ -72,7 +94,7 @@ def bind_socket(path: str) -> socket.socket:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         _clear(path)
         sock.bind(path)
-        os.chmod(path, 0o666)  # noqa: S103 - peers are told apart by their credentials
+        os.chmod(path, mode)
         sock.listen(_BACKLOG)
         sock.setblocking(False)
     except OSError as error:

@@ -193,6 +193,8 @@ class ExplanationView(View, frozen=True):
     """Why nothing is changed now; empty while the agent acts."""
     causes: tuple[CauseView, ...]
     """Those on its cards, on the node, and of its own."""
+    cards_held: tuple[HoldView, ...]
+    """Cards of the tenant that are limited as a whole, and so everybody on them."""
     knobs: tuple[KnobView, ...]
     """Every knob that could reach it, turned or not."""
     limits: Limits

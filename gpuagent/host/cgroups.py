@@ -3,6 +3,9 @@
 A path can be removed and made again by somebody else at any time. So the directory is opened first,
 its inode compared, and the control file opened relative to it: what is written reaches the cgroup
 that was asked for or nothing at all. Files are never created (FACTS 5).
+
+A cgroup is gone only if the tree it was in is there and does not have it. A root that is missing, or
+shows another tree than it did, says nothing of any cgroup.
 """
 
 import contextlib
@@ -10,12 +13,13 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
 
 _CONTROL_FILE = re.compile(r"[a-z]+(?:[._][a-z0-9]+)+")
 _LARGEST = 1 << 20
+_READ_BYTES = 4096
 
 _MEANING: dict[int, type[AgentError]] = {
     errno.ENOENT: Gone,
@@ -46,6 +50,10 @@ _REMEDY = {
 }
 
 
+_NO_LENGTH = {errno.EINVAL, errno.EPERM, errno.EACCES}
+"""How a file of the kernel's says that it cannot be cut, which it need not be."""
+
+
 def _translated(broken: OSError, place: str) -> AgentError:
     number = broken.errno or 0
     remedy = _REMEDY.get(number)
@@ -54,10 +62,20 @@ def _translated(broken: OSError, place: str) -> AgentError:
 
 
 class CgroupTree:
-    """The tree mounted at `root`. Blocking calls; safe from several threads."""
+    """The tree mounted at `root`. Blocking calls; safe from several threads.
+
+    Each raises Unavailable where the root is not there, or is not the one that was first seen.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root.rstrip("/") or "/"
+        self._known: tuple[int, int] | None = None
+        """Device and inode of the root when it was first seen."""
+
+    def tree(self) -> str:
+        """Identity of the tree, which a cgroup's inode is of: device and inode of its root."""
+        device, inode = self._rooted()
+        return f"{device}:{inode}"
 
     def inode(self, path: str) -> int:
         """Identity of a cgroup. Raises Gone; Refused for what is no path of a cgroup."""
@@ -67,13 +85,20 @@ class CgroupTree:
     def read(self, path: str, file: str) -> str:
         """Content without the final newline. Raises Gone, Unsupported (no such file), Refused."""
         with self._opened(path) as folder:
-            fd = self._control(folder, path, file, os.O_RDONLY)
-            try:
-                return _whole(fd).removesuffix(b"\n").decode("utf-8", "replace")
-            except OSError as broken:
-                raise _translated(broken, self._place(path, file)) from broken
-            finally:
-                os.close(fd)
+            return self._content(folder, path, file)
+
+    def read_all(self, path: str, inode: int, files: Sequence[str]) -> dict[str, str]:
+        """Content of these files of the cgroup with this inode; what it does not have is left out.
+
+        Raises Gone where the cgroup has gone or another has taken its path, Refused.
+        """
+        found: dict[str, str] = {}
+        with self._opened(path) as folder:
+            self._same(folder, path, inode)
+            for file in files:
+                with contextlib.suppress(Unsupported):
+                    found[file] = self._content(folder, path, file)
+        return found
 
     def write(self, path: str, inode: int, file: str, text: str) -> None:
         """Write one control file of the cgroup with this inode.
@@ -83,12 +108,11 @@ class CgroupTree:
         """
         data = f"{text}\n".encode()
         with self._opened(path) as folder:
-            if os.fstat(folder).st_ino != inode:
-                raise Gone(f"{self._place(path)}: another cgroup has taken this path")
-            # Truncated, as `echo` does it: the kernel ignores that, a plain file needs it.
-            fd = self._control(folder, path, file, os.O_WRONLY | os.O_TRUNC)
+            self._same(folder, path, inode)
+            fd = self._control(folder, path, file, os.O_WRONLY)
             try:
                 written = os.write(fd, data)
+                _cut(fd, written)
             except OSError as broken:
                 raise _translated(broken, self._place(path, file)) from broken
             finally:
@@ -98,6 +122,15 @@ class CgroupTree:
                     f"{self._place(path, file)}: only {written} of {len(data)} bytes were written"
                 )
 
+    def owner(self, path: str, file: str) -> int:
+        """UID of the owner of a control file: not 0 in a delegated cgroup. Raises as `read`."""
+        with self._opened(path) as folder:
+            fd = self._control(folder, path, file, os.O_RDONLY)
+            try:
+                return os.fstat(fd).st_uid
+            finally:
+                os.close(fd)
+
     @contextlib.contextmanager
     def _opened(self, path: str) -> Iterator[int]:
         parts = path.split("/")
@@ -106,17 +139,62 @@ class CgroupTree:
         if "\ufffd" in path:
             raise Refused(f"{path!r}: the name is not plain text, so it cannot be opened by it")
         try:
-            folder = os.open(
-                self._place(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-            )
+            folder = self._folder(path)
+            try:
+                self._rooted()
+                yield folder
+            finally:
+                os.close(folder)
+        except Gone:
+            self._rooted()
+            raise
+
+    def _folder(self, path: str) -> int:
+        """The opened folder. The caller closes it."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return os.open(self._place(path), flags)
         except OSError as broken:
             raise _translated(broken, self._place(path)) from broken
         except UnicodeEncodeError as broken:
             raise Refused(f"{path!r} is no path below the cgroup root") from broken
+
+    def _rooted(self) -> tuple[int, int]:
+        """Device and inode of the root, which is the one that was first seen. Raises Unavailable."""
         try:
-            yield folder
+            status = os.stat(self._root)
+        except OSError as broken:
+            raise Unavailable(
+                f"paths.cgroup_root {self._root} is no cgroup tree, as it is not there "
+                f"({broken.strerror}); set it to where cgroup2 is mounted"
+            ) from broken
+        if not stat.S_ISDIR(status.st_mode):
+            raise Unavailable(
+                f"paths.cgroup_root {self._root} is no cgroup tree, as it is no folder; set it to "
+                "where cgroup2 is mounted"
+            )
+        found = (status.st_dev, status.st_ino)
+        if self._known is None:
+            self._known = found
+        if found != self._known:
+            raise Unavailable(
+                f"paths.cgroup_root {self._root} shows another tree than it did at first; mount the "
+                "old one there again, or restart gpuagent"
+            )
+        return found
+
+    def _same(self, folder: int, path: str, inode: int) -> None:
+        if os.fstat(folder).st_ino != inode:
+            raise Gone(f"{self._place(path)}: another cgroup has taken this path")
+
+    def _content(self, folder: int, path: str, file: str) -> str:
+        fd = self._control(folder, path, file, os.O_RDONLY)
+        try:
+            return _whole(fd).removesuffix(b"\n").decode("utf-8", "replace")
+        except OSError as broken:
+            raise _translated(broken, self._place(path, file)) from broken
         finally:
-            os.close(folder)
+            os.close(fd)
 
     def _control(self, folder: int, path: str, file: str, flags: int) -> int:
         """The opened control file. The caller closes it."""
@@ -151,10 +229,19 @@ class CgroupTree:
         return f"{folder}/{file}" if file else folder or "/"
 
 
+def _cut(fd: int, length: int) -> None:
+    """End a plain file here. After the write, so that a kill in between leaves no empty file."""
+    try:
+        os.ftruncate(fd, length)
+    except OSError as broken:
+        if broken.errno not in _NO_LENGTH:
+            raise
+
+
 def _whole(fd: int) -> bytes:
     data = b""
     while len(data) < _LARGEST:
-        more = os.read(fd, 65536)
+        more = os.read(fd, _READ_BYTES)
         if not more:
             break
         data += more

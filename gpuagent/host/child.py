@@ -17,21 +17,24 @@ FRAME_LIMIT_BYTES = 1 << 20
 """No frame is longer, in either direction; a longer one means that the other side is broken."""
 
 _PENDING_LIMIT_BYTES = 2 * FRAME_LIMIT_BYTES
+_HOLD_SECONDS = 0.005
+"""How long a frame that may be dropped waits for others to be sent with: each write wakes the parent."""
 _PR_SET_PDEATHSIG = 1
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class CallSlot:
     """Shared memory in which a child says which call it is in, so that it can be seen hanging.
 
     Layout: monotonic seconds of the last sign of life, monotonic seconds at which the call was
-    entered (0 between calls), number of the call's target, name of the call. The child writes target
-    and name before the time, and the parent only trusts a time that has long stood still, so that
-    it needs no lock.
+    entered (0 between calls), number of the call's target, name of the call. The parent only trusts a
+    time that has long stood still, by when the rest of it does too, so that it needs no lock.
     """
 
     SIZE = 128
     _TIME = struct.Struct("=d")
-    _TIMES = struct.Struct("=dd")
+    _ENTERED = struct.Struct("=ddq96s")
     _WHAT = struct.Struct("=q96s")
 
     def __init__(self, fd: int) -> None:
@@ -41,9 +44,8 @@ class CallSlot:
         self._TIME.pack_into(self._map, 0, time.monotonic())
 
     def enter(self, target: int, name: bytes) -> None:
-        self._WHAT.pack_into(self._map, 16, target, name)
         now = time.monotonic()
-        self._TIMES.pack_into(self._map, 0, now, now)
+        self._ENTERED.pack_into(self._map, 0, now, now, target, name)
 
     def leave(self) -> None:
         self._TIME.pack_into(self._map, 8, 0.0)
@@ -72,34 +74,48 @@ class Pipes:
         self._sink = sink
         self._heard = b""
         self._pending = b""
+        self._stuck = False
+        """Whether the pipe took only part of what was pending when it was last tried."""
+        self._held_since = 0.0
         self.dropped = 0
         """Frames that were not sent because the parent does not read."""
         os.set_blocking(source, False)
         os.set_blocking(sink, False)
 
     def send(self, frame: object, *, droppable: bool = False) -> None:
-        """Send a frame; while the parent does not read, droppable ones are left out."""
-        self._flush()
-        data = json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+        """Send a frame; while the parent does not read, droppable ones are left out.
+
+        Others go out at once; droppable ones after 5 ms with the next, or when `receive` waits.
+        """
+        if self._stuck:
+            self._flush()
+        data = _encode(frame).encode() + b"\n"
         full = len(self._pending) + len(data) > _PENDING_LIMIT_BYTES
-        if full or (droppable and self._pending):
+        if full or (droppable and self._stuck):
             self.dropped += 1
             return
+        now = time.monotonic()
+        if not self._pending:
+            self._held_since = now
         self._pending += data
-        self._flush()
+        if not droppable or now - self._held_since >= _HOLD_SECONDS:
+            self._flush()
 
     def _flush(self) -> None:
+        self._stuck = False
         try:
             while self._pending:
                 self._pending = self._pending[os.write(self._sink, self._pending) :]
         except BlockingIOError:
-            return
+            self._stuck = True
         except BrokenPipeError:
             self._pending = b""  # The parent has gone, which the other pipe tells.
 
     def receive(self, timeout: float) -> list[bytes]:
         """Lines that have arrived, waiting up to `timeout` seconds. Raises EOFError at the end."""
-        sinks = [self._sink] if self._pending else []
+        if timeout > 0:
+            self._flush()
+        sinks = [self._sink] if self._stuck else []
         readable, writable, _ = select.select([self._source], sinks, [], max(0.0, timeout))
         if writable:
             self._flush()
@@ -116,6 +132,7 @@ class Pipes:
     def finish(self, seconds: float) -> None:
         """Give the parent this long to read what is still pending."""
         end = time.monotonic() + seconds
+        self._flush()
         while self._pending and (left := end - time.monotonic()) > 0:
             select.select([], [self._sink], [], left)
             self._flush()

@@ -48,16 +48,18 @@ Instruction = tuple[int, int, int, int]
 
 STORM_PER_SECOND = 400
 """Events that pass the filter above which listening costs more than it brings."""
+CHECKS_PER_SECOND = 200
+"""Execs that are looked at; each look reads a file or more."""
 PAUSE_SECONDS = 30.0
 RETRY_SECONDS = 300.0
 """Between attempts where the kernel does not let us listen."""
 
 _NETLINK_CONNECTOR = 11  # linux/netlink.h
 _SO_ATTACH_FILTER = 26  # asm-generic/socket.h
-_REST_SECONDS = 0.02  # between two drains, so that a burst costs one wake-up and not hundreds
+_FEW_PER_SECOND = 10  # of so few events each is heard at once, of more those of one rest together
+_REST_SECONDS = 0.08
 _ACK_SECONDS = 1.0
 _DRAIN_MOST = 512
-_CHECKS_PER_SECOND = 50  # calls of `matters`, each of which reads a process
 _PIDS_MOST = 256  # in the filter; its size is charged to the socket (net.core.optmem_max)
 _QUEUE_MOST = 4096
 _BUFFER_BYTES = 1 << 20
@@ -150,7 +152,8 @@ class ProcessEvents:
         self._pids: frozenset[int] = frozenset()
         self._matters: Callable[[int], bool] | None = None
         self._heard: deque[tuple[int, What]] = deque(maxlen=_QUEUE_MOST)
-        self._checks: tuple[int, int] = (0, 0)  # second, number
+        self._checked_in = 0  # this second, so many execs
+        self._checks = 0
         self._health = Health("process_events", up=None)
 
     @property
@@ -161,7 +164,7 @@ class ProcessEvents:
     def watch(self, pids: Collection[int], matters: Callable[[int], bool] | None) -> None:
         """Hear of the exits of `pids`, and of each exec for which `matters(pid)` holds.
 
-        At most 50 execs a second are looked at; the process table finds the others.
+        At most 200 execs a second are looked at; the process table finds the others.
         """
         wanted = frozenset(pids)
         changed = wanted != self._pids or (matters is None) != (self._matters is None)
@@ -236,18 +239,18 @@ class ProcessEvents:
             raise _meaning(OSError(error, os.strerror(error)))
 
     async def _hear(self, sock: socket.socket) -> None:
-        second, count = 0, 0
+        pace = _Pace()
         while True:
-            await _readable(sock)
-            count += self._drain(sock)
-            now = int(self._clock.now().mono)
-            if count > STORM_PER_SECOND:
+            if pace.most > _FEW_PER_SECOND:
+                await asyncio.sleep(_REST_SECONDS)
+            else:
+                await _readable(sock)
+            now = self._clock.now().mono
+            pace.add(self._drain(sock, int(now)), now)
+            if pace.most > STORM_PER_SECOND:
                 raise self._storm(f"more than {STORM_PER_SECOND} events a second")
-            if now != second:
-                second, count = now, 0
-            await asyncio.sleep(_REST_SECONDS)
 
-    def _drain(self, sock: socket.socket) -> int:
+    def _drain(self, sock: socket.socket, second: int) -> int:
         """Queue what has arrived, wake the loop if any of it matters; how many events it was."""
         woken, number = "", 0
         while number < _DRAIN_MOST:
@@ -259,20 +262,20 @@ class ProcessEvents:
             if what == PROC_EVENT_EXIT and pid in self._pids:
                 self._heard.append((pid, "exit"))
                 woken = f"process {pid} has ended"
-            elif what == PROC_EVENT_EXEC and self._exec_matters(pid):
+            elif what == PROC_EVENT_EXEC and self._exec_matters(pid, second):
                 self._heard.append((pid, "exec"))
                 woken = f"process {pid} of a tenant has started"
         if woken:
             self._wake(woken)
         return number
 
-    def _exec_matters(self, pid: int) -> bool:
+    def _exec_matters(self, pid: int, second: int) -> bool:
         if self._matters is None:
             return False
-        now = int(self._clock.now().mono)
-        second, number = self._checks
-        self._checks = (now, number + 1 if now == second else 1)
-        return self._checks[1] <= _CHECKS_PER_SECOND and self._matters(pid)
+        if second != self._checked_in:
+            self._checked_in, self._checks = second, 0
+        self._checks += 1
+        return self._checks <= CHECKS_PER_SECOND and self._matters(pid)
 
     def _program(self) -> list[Instruction]:
         return filter_program(sorted(self._pids), execs=self._matters is not None)
@@ -293,6 +296,28 @@ class ProcessEvents:
             last_success=now if up else before.last_success,
             failures=0 if up else before.failures + 1,
         )
+
+
+class _Pace:
+    """How many events there are in a second."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._now = 0
+        self._before = 0
+
+    def add(self, number: int, at: float) -> None:
+        """So many at this time, monotonic seconds."""
+        second = int(at)
+        if second != self._second:
+            self._before = self._now if second == self._second + 1 else 0
+            self._second, self._now = second, 0
+        self._now += number
+
+    @property
+    def most(self) -> int:
+        """The higher of this second's number so far and that of the second before."""
+        return max(self._now, self._before)
 
 
 async def _readable(sock: socket.socket) -> None:

@@ -1,8 +1,9 @@
 """The NVIDIA driver behind a child process: keeps it running, and is `ports.Gpus` to the agent.
 
-A child that hangs on a card is killed, the card is blind, and a new child leaves it out; the card is
-tried again in a child of its own, so that the others are not disturbed, after growing pauses. A child
-that finds no driver ends, and a new one looks again after growing pauses. Letting go of the driver
+A child that hangs on a card is killed, the card is blind, and a new child leaves it out at once; the
+card is tried again in a child of its own, so that the others are not disturbed, after pauses that grow
+also over its relapses: each costs the others the readings of a call's deadline. A child that finds no
+driver ends, and a new one looks again after growing pauses. Letting go of the driver
 means ending the child: an open handle blocks MIG changes, resets and unloading (FACTS 2).
 """
 
@@ -16,6 +17,7 @@ from gpuagent.clock import Clock
 from gpuagent.errors import AgentError, Gone, Unavailable
 from gpuagent.host import nvml_frames as frames
 from gpuagent.host.nvml_errors import SUCCESS, failed, no_driver
+from gpuagent.host.nvml_hung import HungCard
 from gpuagent.host.nvml_picture import Picture
 from gpuagent.host.worker import Ending, Worker
 from gpuagent.model.inventory import on_gpu
@@ -46,16 +48,6 @@ def pause_after(failures: int, longest: float) -> float:
     return min(longest, _FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 20))
 
 
-class HungCard:
-    """A card on which a call did not return, and when it is tried again."""
-
-    def __init__(self, worker: Worker[frames.Frame] | None, at: float) -> None:
-        self.worker = worker
-        """The child that hangs: while the kernel holds it, there is no point in another."""
-        self.pause = 1.0
-        self.next_try = at + self.pause
-
-
 class NvmlGpus:
     """Implements `ports.Gpus` and `ports.Service`."""
 
@@ -81,6 +73,8 @@ class NvmlGpus:
         self._look: Worker[frames.Frame] | None = None
         self._bye: frames.Bye | None = None
         self._hung: dict[int, HungCard] = {}
+        self._relapsing: dict[int, HungCard] = {}
+        """Every card that ever hung, with what that has taught."""
         self._any_hung = asyncio.Event()
         self._awaited: set[int] = set()
         """Cards of which the present child has not spoken yet."""
@@ -224,24 +218,34 @@ class NvmlGpus:
 
     def _after(self, ending: Ending, worker: Worker[frames.Frame], lived: float) -> float:
         """Draw the consequences of a child's end; seconds to wait before the next."""
-        now = self._clock.now().mono
-        self._failures = 1 if lived > _STEADY_AFTER_SECONDS else self._failures + 1
-        pause = pause_after(self._failures, self._settings.retry_max)
+        if lived > _STEADY_AFTER_SECONDS:
+            self._failures = 0
         if ending.asked:
             return 0.0
+        if ending.call and ending.target >= 0:
+            self._hangs(ending, worker)
+            return _FIRST_PAUSE_SECONDS
+        self._failures += 1
+        pause = pause_after(self._failures, self._settings.retry_max)
         if self._bye is not None:
             if self._bye.code == SUCCESS:  # Cards have come or gone: only a new child sees which.
                 return pause
             self._go_down(no_driver(self._bye.why, self._bye.code), self._bye.why)
             return pause
-        if ending.call and ending.target >= 0:
-            self._hung[ending.target] = HungCard(worker, now)
-            self._any_hung.set()
-            self._picture.blind(ending.target, f"a driver call hangs: {ending.why}", now)
         error = Unavailable(f"the GPU reader starts again: {ending.why}")
         # One new start takes a moment, in which the other cards just give no samples.
         self._go_down(error, ending.why if self._failures > 1 else "")
         return pause
+
+    def _hangs(self, ending: Ending, worker: Worker[frames.Frame]) -> None:
+        """One card hangs, and is left out from now on; the others just give no samples meanwhile."""
+        now = self._clock.now().mono
+        card = self._relapsing.setdefault(ending.target, HungCard())
+        card.hangs(worker, now)
+        self._hung[ending.target] = card
+        self._any_hung.set()
+        self._picture.blind(ending.target, f"a driver call hangs: {ending.why}", now)
+        self._go_down(Unavailable(f"the GPU reader starts again: {ending.why}"), "")
 
     def _go_down(self, error: AgentError, blind: str) -> None:
         """Nothing can be read; `blind` is why the cards count as blind, or empty if they do not."""
@@ -265,14 +269,12 @@ class NvmlGpus:
             await self._any_hung.wait()
             await self._clock.sleep(0.25)
             for index, hung in list(self._hung.items()):
-                held = hung.worker is not None and hung.worker.alive
-                if self._clock.now().mono >= hung.next_try and not held and not self._released:
+                if hung.due(self._clock.now().mono) and not self._released:
                     await self._retry(index, hung)
             if not self._hung:
                 self._any_hung.clear()
 
     async def _retry(self, index: int, hung: HungCard) -> None:
-        hung.pause = min(self._settings.retry_max, 2 * hung.pause)
         self._look = hung.worker = self._make(only=index)
         try:
             ending = await self._look.run()
@@ -280,9 +282,10 @@ class NvmlGpus:
             return
         finally:
             self._look = None
-            hung.next_try = self._clock.now().mono + hung.pause
+            hung.tried(self._clock.now().mono, self._settings.retry_max)
         if ending.exit_code == 0:
             self._hung.pop(index, None)
+            hung.back(self._clock.now().mono)
             self._give_back(index)
 
     def _give_back(self, index: int) -> None:
@@ -321,8 +324,9 @@ class NvmlGpus:
             case frames.Hello():
                 self._driver = frame.driver
                 self._down = None
-                for index in [i for i in self._hung if i >= frame.count]:
-                    del self._hung[index]
+                for index in [i for i in self._relapsing if i >= frame.count]:
+                    del self._relapsing[index]
+                    self._hung.pop(index, None)
                 self._picture.begin(tuple(self._hung))
                 self._awaited = set(range(frame.count)) - set(self._hung)
                 self._heard_of(-1)

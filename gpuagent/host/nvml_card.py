@@ -37,19 +37,23 @@ class Card:
     """A card that answered when it was asked who it is."""
 
     def __init__(self, driver: Driver, index: int) -> None:
-        """Raises NoValue or one of its kinds where the card does not even say its UUID."""
+        """Raises NoValue or one of its kinds where the card does not even say its UUID, or has none."""
         self.index = index
         self._driver = driver
         self.handle = self._ask("nvmlDeviceGetHandleByIndex", index)
         self.uuid = str(self._ask("nvmlDeviceGetUUID", self.handle))
+        if not self.uuid:
+            raise NoValue(pynvml.NVML_ERROR_UNKNOWN, "nvmlDeviceGetUUID answers an empty text")
         self.bus_id = str(self._maybe("nvmlDeviceGetPciInfo_v3", lambda pci: pci.busId) or "")
         self.mig_enabled: bool | None = None
         self.slices: list[Slice] = []
         capability = self._maybe("nvmlDeviceGetCudaComputeCapability", tuple)
-        self._reads = tuple(
-            POWER_GA100 if read is POWER and capability == _GA100 else read for read in READS
-        )
-        self._not_before: dict[tuple[int, int, bool], float] = {}
+        power = POWER_GA100 if capability == _GA100 else POWER
+        self._reads: dict[str, list[Read]] = {}
+        for read in READS:
+            self._reads.setdefault(read.rate, []).append(power if read is POWER else read)
+        self._not_before: dict[tuple[str, tuple[Any, ...], bool], float] = {}
+        """When a question that was not supported is asked again: call, arguments, of the whole card."""
         self._seen_us = 0
         self._direct: dict[str, int] = {}
         self.switched = 0
@@ -81,18 +85,20 @@ class Card:
         rows: list[Row] = []
         sliced: dict[str, list[Row]] = {}
         failure: NoValue | None = None
-        reads = [read for read in self._reads if read.rate == rate]
+        reads = self._reads[rate]
         for read in reads:
             try:
-                rows.extend(self._rows(read, self.handle))
+                rows += self._rows(read, self.handle)
             except (CardLost, DriverGone):
                 raise
             except NoValue as error:
                 failure = error
         if rate == SAMPLE and failure is not None and not rows:
             raise CardLost(failure.code, f"the card answers nothing ({failure})") from failure
-        for read in reads:
-            for part in self.slices if read.mig else ():
+        for part in self.slices:
+            for read in reads:
+                if not read.mig:
+                    continue
                 try:
                     sliced[part.uuid] = list(self._rows(read, part.handle))
                 except (CardLost, DriverGone):
@@ -102,16 +108,16 @@ class Card:
         return rows, sliced
 
     def _rows(self, read: Read, handle: Any) -> Any:
-        now = time.monotonic()
         whole = handle is self.handle
-        for number, (call, args) in enumerate(read.calls):
-            key = (id(read), number, whole)
-            if self._not_before.get(key, 0.0) > now:
+        for call, args in read.calls:
+            key = (call, args, whole)
+            not_before = self._not_before.get(key)
+            if not_before is not None and not_before > time.monotonic():
                 continue
             try:
-                return read.rows(self._ask(call, handle, *args))
+                return read.rows(self._driver.call(self.index, call, handle, *args))
             except Never:
-                self._not_before[key] = now + _ASK_AGAIN_SECONDS
+                self._not_before[key] = time.monotonic() + _ASK_AGAIN_SECONDS
         return ()
 
     # -- identity -------------------------------------------------------------------------------------

@@ -61,6 +61,8 @@ class Driver:
     def __init__(self, slot: CallSlot, library: str) -> None:
         """Loads the library; raises DriverGone where that fails."""
         self._slot = slot
+        self._functions: dict[str, tuple[Any, bytes]] = {}
+        """Of pynvml, and their names as the slot takes them."""
         self._unknown: set[str] = set()
         """Kept for people only: under one name pynvml calls several symbols."""
         if library:
@@ -77,11 +79,9 @@ class Driver:
 
         `card` is the index to blame if the call never returns.
         """
-        function = getattr(pynvml, name, None)
-        if function is None:
-            self._unknown.add(name)
-            raise Never(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, f"{name} is unknown")
-        self._slot.enter(card, name.encode())
+        found = self._functions.get(name)
+        function, said = found if found is not None else self._find(name)
+        self._slot.enter(card, said)
         try:
             return function(*args)
         except pynvml.NVMLError as error:
@@ -90,6 +90,14 @@ class Driver:
             raise NoValue(pynvml.NVML_ERROR_UNKNOWN, f"{name} answers no text") from error
         finally:
             self._slot.leave()
+
+    def _find(self, name: str) -> tuple[Any, bytes]:
+        function = getattr(pynvml, name, None)
+        if function is None:
+            self._unknown.add(name)
+            raise Never(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, f"{name} is unknown")
+        self._functions[name] = (function, name.encode())
+        return self._functions[name]
 
     def _meaning(self, name: str, code: int) -> NoValue:
         if code == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:

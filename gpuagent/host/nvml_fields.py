@@ -20,6 +20,9 @@ _VOLATILE = 0
 POWER_AVERAGE, POWER_INSTANT, MEMORY_TEMPERATURE = 185, 186, 82
 _NVLINK_TX_KIB, _NVLINK_RX_KIB = 138, 139
 
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Of nvmlValue_t, by nvmlValueType_t."""
+
 THROTTLE_REASONS = (
     (0x001, "gpu_idle"),
     (0x002, "applications_clocks"),
@@ -49,36 +52,39 @@ class Read(NamedTuple):
 
 
 def _utilization(rates: Any) -> Iterable[Row]:
-    yield "gpu_utilization_ratio", rates.gpu / 100
-    yield "gpu_memory_busy_ratio", rates.memory / 100
+    return (
+        ("gpu_utilization_ratio", rates.gpu / 100),
+        ("gpu_memory_busy_ratio", rates.memory / 100),
+    )
 
 
 def memory_rows(info: Any) -> Iterable[Row]:
     """Version 1 counts the driver's reserve as used, so that what is used is an estimate."""
     reserved = getattr(info, "reserved", None)
-    yield "gpu_memory_total_bytes", info.total
-    yield "gpu_memory_used_bytes", info.used, "", reserved is not None
-    yield "gpu_memory_free_bytes", info.free
-    if reserved is not None:
-        yield "gpu_memory_reserved_bytes", reserved
+    rows: tuple[Row, ...] = (
+        ("gpu_memory_total_bytes", info.total),
+        ("gpu_memory_used_bytes", info.used, "", reserved is not None),
+        ("gpu_memory_free_bytes", info.free),
+    )
+    return rows if reserved is None else (*rows, ("gpu_memory_reserved_bytes", reserved))
 
 
 def field_value(field: Any) -> float | None:
     """Value of a c_nvmlFieldValue_t, or None where the card has none."""
-    if field.nvmlReturn != 0:
+    kind = field.valueType
+    if field.nvmlReturn != 0 or not 0 <= kind < len(_MEMBERS):
         return None
-    members = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-    if not 0 <= field.valueType < len(members):
-        return None
-    return float(getattr(field.value, members[field.valueType]))
+    return float(getattr(field.value, _MEMBERS[kind]))
 
 
 def _momentary(fields: Any) -> Iterable[Row]:
-    power, temperature = (field_value(f) for f in fields)
+    rows: list[Row] = []
+    power, temperature = field_value(fields[0]), field_value(fields[1])
     if power is not None:
-        yield "gpu_power_instant_watts", power / 1000
+        rows.append(("gpu_power_instant_watts", power / 1000))
     if temperature:  # 0 where the memory has no sensor
-        yield "gpu_memory_temperature_celsius", temperature
+        rows.append(("gpu_memory_temperature_celsius", temperature))
+    return rows
 
 
 def power_average_rows(fields: Any) -> Iterable[Row]:

@@ -1,20 +1,20 @@
 """The cards as the NVML child last described them, and what it has said since the last drain."""
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
-from gpuagent.host.nvml_frames import CardFrame, ProcessesFrame, RowsFrame, XidFrame
+from gpuagent.host.nvml_frames import CardFrame, ProcessesFrame, Row, RowsFrame, XidFrame
 from gpuagent.model.inventory import Gpu, GpuProcess, Subject, on_gpu
-from gpuagent.model.state import Event, Key, Reading, Sensed
-from gpuagent.model.vocab import GPU_MEMORY_TOTAL_BYTES, GPU_MEMORY_USED_BYTES
+from gpuagent.model.state import Event, Reading, Sensed
+from gpuagent.model.vocab import GPU_MEMORY_TOTAL_BYTES, GPU_MEMORY_USED_BYTES, SIGNAL
 
 MEMORY_RATIO = "gpu_memory_used_ratio"
 """A mark's name for used over total memory, which is no signal."""
 
-_KEPT_PER_KEY = 64
-"""Samples between two drains: twelve seconds at 5 Hz, after which the oldest are lost."""
+_KEPT_FRAMES = 64
+"""Of each card between two drains: ten seconds at 5 Hz, after which the oldest are lost."""
 _KEPT_EVENTS = 256
 _UNKNOWN = "unknown-"
 _BACK = ("gpu-recovered", "answers again")
@@ -26,7 +26,10 @@ class Picture:
     def __init__(self) -> None:
         self._gpus: dict[str, Gpu] = {}
         self._processes: dict[str, tuple[GpuProcess, ...]] = {}
-        self._readings: dict[Key, list[Reading]] = {}
+        self._frames: dict[str, deque[RowsFrame]] = {}
+        """By card. Made into readings only when they are asked for, and then no more than needed."""
+        self._readings: deque[Reading] = deque(maxlen=_KEPT_EVENTS)
+        """What was read by the way."""
         self._events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self._known = False
         """Whether a driver has ever said which cards there are."""
@@ -37,21 +40,22 @@ class Picture:
         self._heard: set[str] = set()
         """Cards that the present child has spoken of, or was told to leave out."""
         self._marks: dict[str, float] = {}
-        self._above: set[tuple[str, Subject, tuple[str, ...]]] = set()
+        self._above: set[tuple[str, Subject, str]] = set()
 
     # -- what others ask ------------------------------------------------------------------------------
 
     def drain(self) -> Sensed | None:
         """All that is new since the last call; None where nothing is."""
-        if not (self._readings or self._events or self._changed or self._relisted):
+        if not (self._frames or self._readings or self._events or self._changed or self._relisted):
             return None
         listed = self._relisted and self._known
         said = Sensed(
-            readings=tuple(r for kept in self._readings.values() for r in kept),
+            readings=(*(r for kept in self._frames.values() for r in _news(kept)), *self._readings),
             gpus=self.gpus() if self._changed and self._known else None,
             gpu_processes=self._listed() if listed else None,
             events=tuple(self._events),
         )
+        self._frames.clear()
         self._readings.clear()
         self._events.clear()
         self._changed &= not self._known
@@ -160,37 +164,38 @@ class Picture:
 
         Raises msgspec.DecodeError on a signal that nobody declared.
         """
-        readings = frame.readings()
-        for reading in readings:
-            self.reading(reading)
-        return self._risen(readings) if self._marks else ""
-
-    def reading(self, reading: Reading) -> None:
-        kept = self._readings.setdefault(reading.key, [])
-        if len(kept) >= (_KEPT_PER_KEY if reading.signal.history else 1):
-            del kept[0]
-        kept.append(reading)
-
-    def _risen(self, readings: Collection[Reading]) -> str:
         risen = ""
-        total = {}
-        for r in readings:
-            mark = self._marks.get(r.signal.name)
-            if mark is not None and self._rises(r.signal.name, r.subject, r.dims, r.value > mark):
-                risen = f"{r.signal.name} of {r.subject} is {r.value:g}, over {mark:g}"
-            if r.signal is GPU_MEMORY_TOTAL_BYTES:
-                total[r.subject] = r.value
-        mark = self._marks.get(MEMORY_RATIO)
-        for r in readings if mark is not None and total else ():
-            if r.signal is GPU_MEMORY_USED_BYTES and total.get(r.subject):
-                ratio = r.value / total[r.subject]
-                if self._rises(MEMORY_RATIO, r.subject, (), ratio > (mark or 0.0)):
-                    risen = f"{MEMORY_RATIO} of {r.subject} is {ratio:g}, over {mark:g}"
+        for subject, rows in frame.subjects():
+            risen = self._risen(subject, rows) or risen
+        self._frames.setdefault(frame.uuid, deque(maxlen=_KEPT_FRAMES)).append(frame)
         return risen
 
-    def _rises(self, name: str, subject: Subject, dims: tuple[str, ...], above: bool) -> bool:
+    def reading(self, reading: Reading) -> None:
+        """Take what was read by the way, when a command was obeyed."""
+        self._readings.append(reading)
+
+    def _risen(self, subject: Subject, rows: tuple[Row, ...]) -> str:
+        risen, marks = "", self._marks
+        used = total = None
+        for row in rows:
+            name = row.signal
+            if name not in SIGNAL:
+                raise msgspec.DecodeError(f"no signal is called {name[:80]!r}")
+            if name in marks and self._rises(name, subject, row.dim, row.value > marks[name]):
+                risen = f"{name} of {subject} is {row.value:g}, over {marks[name]:g}"
+            if name == GPU_MEMORY_USED_BYTES.name:
+                used = row.value
+            elif name == GPU_MEMORY_TOTAL_BYTES.name:
+                total = row.value
+        if MEMORY_RATIO in marks and used is not None and total:
+            ratio, mark = used / total, marks[MEMORY_RATIO]
+            if self._rises(MEMORY_RATIO, subject, "", ratio > mark):
+                risen = f"{MEMORY_RATIO} of {subject} is {ratio:g}, over {mark:g}"
+        return risen
+
+    def _rises(self, name: str, subject: Subject, dim: str, above: bool) -> bool:
         """Whether a value is above its mark and was not before."""
-        key = (name, subject, dims)
+        key = (name, subject, dim)
         was = key in self._above
         (self._above.add if above else self._above.discard)(key)
         return above and not was
@@ -199,3 +204,17 @@ class Picture:
         numbers = () if xid is None else (("xid", float(xid)),)
         alert = kind in ("gpu-blind", "xid")
         self._events.append(Event(kind, at, text, on_gpu(uuid), numbers, alert))
+
+
+def _news(frames: Iterable[RowsFrame]) -> Iterator[Reading]:
+    """Every sample of what has a history, and the last of anything else."""
+    last: dict[tuple[str, Subject, str], tuple[Row, float]] = {}
+    for frame in frames:
+        for subject, rows in frame.subjects():
+            for row in rows:
+                if SIGNAL[row.signal].history:
+                    yield row.reading(subject, frame.at)
+                else:
+                    last[row.signal, subject, row.dim] = (row, frame.at)
+    for (_, subject, _), (row, at) in last.items():
+        yield row.reading(subject, at)

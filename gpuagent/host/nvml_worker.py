@@ -91,6 +91,10 @@ class Reader:
         except NoValue as error:
             self._blind(index, str(error))
             return None
+        twin = next((c for c in self._cards.values() if c.uuid == card.uuid), None)
+        if twin is not None:
+            self._blind(index, f"it says that it has the UUID of GPU {twin.index}")
+            return None
         self._cards[index] = card
         return card
 
@@ -208,7 +212,7 @@ class Reader:
     def _processes(self, card: Card) -> None:
         frame = card.processes()
         if frame is not None:
-            self._send(frame)
+            self._pipes.send(frame, droppable=True)
 
     def _take_census(self) -> None:
         """See whether cards have come or gone, which the library shows only to a new process."""

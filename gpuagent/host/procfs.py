@@ -87,13 +87,24 @@ class ProcTable:
 
     def __init__(self, root: str = "/proc") -> None:
         self._root = root
-        self._known: dict[int, tuple[bytes, Process]] = {}
+        self._known: dict[int, Process] = {}
         self._users: dict[int, str] = {}
 
     def read(self, pid: int) -> Process:
         """One process, everything read afresh. Raises Gone, also for a zombie; Unavailable."""
         stat = self._stat(pid)
-        return self._whole(pid, stat, self._cgroup(pid))
+        return self._whole(pid, stat, self.cgroup(pid))
+
+    def again(self, known: Process) -> Process:
+        """A process that is known: the same object while nothing has changed, as far as `table` looks.
+
+        Raises as `read`. Where another process has its number by now, this is the other.
+        """
+        return self._renewed(known, self._stat(known.pid))
+
+    def cgroup(self, pid: int) -> str:
+        """The cgroup v2 path of a process, empty where it has none. Raises Gone, Unavailable."""
+        return parse_cgroup(self._bytes(pid, "cgroup"))
 
     def table(self) -> Sequence[Process]:
         """Every process with a user-space part, by pid. Unchanged ones are the same objects.
@@ -101,25 +112,28 @@ class ProcTable:
         User and executable are read again only when the process's name or parent has changed, as
         they do with the program it runs. Raises Unavailable where /proc cannot be read.
         """
-        known: dict[int, tuple[bytes, Process]] = {}
+        known: dict[int, Process] = {}
         for pid in self._pids():
             with contextlib.suppress(Gone):
                 stat = self._stat(pid)
-                if not stat.flags & _KERNEL_THREAD:
-                    known[pid] = (stat.name, self._again(pid, stat))
+                if stat.flags & _KERNEL_THREAD:
+                    continue
+                before = self._known.get(pid)
+                if before is None:
+                    known[pid] = self._whole(pid, stat, self.cgroup(pid))
+                else:
+                    known[pid] = self._renewed(before, stat)
         self._known = known
-        return tuple(process for _, process in known.values())
+        return tuple(known.values())
 
-    def _again(self, pid: int, stat: _Stat) -> Process:
-        cgroup = self._cgroup(pid)
-        name, before = self._known.get(pid, (b"", None))
+    def _renewed(self, before: Process, stat: _Stat) -> Process:
+        cgroup = self.cgroup(before.pid)
         if (
-            before is None
-            or before.started != stat.started
+            before.started != stat.started
             or before.ppid != stat.ppid
-            or name != stat.name
+            or before.name != plain(stat.name)
         ):
-            return self._whole(pid, stat, cgroup)
+            return self._whole(before.pid, stat, cgroup)
         if before.cgroup != cgroup:
             return msgspec.structs.replace(before, cgroup=cgroup)
         return before
@@ -157,9 +171,6 @@ class ProcTable:
         if stat.state in b"ZXx" and stat.threads <= 1:
             raise Gone(f"process {pid} has ended")
         return stat
-
-    def _cgroup(self, pid: int) -> str:
-        return parse_cgroup(self._bytes(pid, "cgroup"))
 
     def _exe(self, pid: int) -> str:
         try:

@@ -119,15 +119,17 @@ class Worker(Generic[Frame]):
         The child has ended when this returns or is cancelled, unless the kernel holds it (`alive`).
         Raises Unavailable if it cannot be started.
         """
-        slot_fd = os.memfd_create("gpuagent-call")
+        slot_fd = -1
         try:
+            slot_fd = os.memfd_create("gpuagent-call")
             os.ftruncate(slot_fd, CallSlot.SIZE)
             slot = CallSlot(slot_fd)
             process = self._start(slot_fd)
         except OSError as error:
             raise Unavailable(f"cannot start {self._module}: {error.strerror}") from error
         finally:
-            os.close(slot_fd)
+            if slot_fd >= 0:
+                os.close(slot_fd)
         patient = True
         try:
             ending = await self._watch(slot)
@@ -155,8 +157,13 @@ class Worker(Generic[Frame]):
             start_new_session=True,
             bufsize=0,
         )
+        try:
+            self._pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            with process:
+                process.kill()
+            raise
         self._process = process
-        self._pidfd = os.pidfd_open(process.pid)
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None

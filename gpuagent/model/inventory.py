@@ -8,7 +8,7 @@ import msgspec
 from gpuagent.model.vocab import On
 
 
-class Subject(msgspec.Struct, frozen=True, order=True):
+class Subject(msgspec.Struct, frozen=True, order=True, cache_hash=True):
     """What a reading or a setting is about. Unused parts are empty; equal parts, equal subject."""
 
     on: On

@@ -7,7 +7,7 @@ import msgspec
 
 from gpuagent.model.inventory import Subject
 from gpuagent.model.state import RESULTS, Event, KnobKey, NodeState, Outcome, Result
-from gpuagent.model.vocab import Knob
+from gpuagent.model.vocab import BUDGET_RULE, Knob
 
 Mode = Literal["observe", "enforce"]
 
@@ -33,6 +33,13 @@ class Setting(msgspec.Struct, frozen=True):
     """The readings that led to it, by name, in base units."""
     blocked: Blocked | None = None
     """Set where the lever is known not to be usable here: reported, never tried."""
+    also: tuple[str, ...] = ()
+    """Rules of the wishes that were outvoted: the value serves them too."""
+
+    @property
+    def purpose(self) -> str:
+        """The rule that decides what becomes of the value when the agent ends (DESIGN 2)."""
+        return BUDGET_RULE if BUDGET_RULE in self.also else self.rule
 
     @property
     def key(self) -> KnobKey:
@@ -96,6 +103,8 @@ class Decision(msgspec.Struct, frozen=True):
     events: tuple[Event, ...] = ()
     look_again: float | None = None
     """Monotonic seconds at which a condition may be complete: the loop ticks then."""
+    complete: bool = True
+    """Whether what is not wished is really not wished, and not merely not decided yet."""
 
 
 class Posture(msgspec.Struct, frozen=True):

@@ -93,6 +93,15 @@ RESULTS: tuple[Result, ...] = (
     "contested",
 )
 
+Ending = Literal["put back", "left alone"]
+ActionResult = Result | Ending
+ACTION_RESULTS: tuple[ActionResult, ...] = (
+    *(r for r in RESULTS if r != "in flight"),  # nothing has come of it yet
+    "put back",
+    "left alone",
+)
+"""All that an action can end in: the second half of each key of `Snapshot.actions`."""
+
 
 class Outcome(msgspec.Struct, frozen=True):
     """What became of a setting."""
@@ -116,20 +125,21 @@ KnobKey = tuple[Knob, Subject]
 class Series:
     """A ring of (time, value) pairs in 16 bytes each: the newest `size`, at least `gap` apart."""
 
-    __slots__ = ("_at", "_count", "_gap", "_next", "_value")
+    __slots__ = ("_at", "_count", "_next", "_value", "gap", "newest")
 
     def __init__(self, size: int, gap: float) -> None:
+        self.newest = float("-inf")
         self._at = array("d", bytes(8 * size))
         self._value = array("d", bytes(8 * size))
-        self._gap = gap
+        self.gap = gap
         self._next = 0
         self._count = 0
 
     def add(self, at: float, value: float) -> None:
         """Append; a pair closer than `gap` to the one before, or older than it, is dropped."""
-        if self._count and at - self._at[self._next - 1] < self._gap:
+        if at - self.newest < self.gap:
             return
-        self._at[self._next] = at
+        self.newest = self._at[self._next] = at
         self._value[self._next] = value
         self._next = (self._next + 1) % len(self._at)
         self._count = min(self._count + 1, len(self._at))
@@ -146,10 +156,6 @@ class Series:
             i -= 1
         found.reverse()
         return found
-
-    @property
-    def newest(self) -> float:
-        return self._at[self._next - 1] if self._count else float("-inf")
 
 
 class History:
@@ -180,7 +186,8 @@ class History:
                 return
             pair = self._series[reading.key] = (Series(*self.FINE), Series(*self.COARSE))
         for series in pair:
-            series.add(reading.at, reading.value)
+            if reading.at - series.newest >= series.gap:
+                series.add(reading.at, reading.value)
 
     def _room(self, at: float) -> bool:
         """Whether there is room for one more series at this time, made if need be."""
@@ -261,6 +268,11 @@ class NodeState:
         return None if found is None else found.value
 
     @property
+    def cards_known(self) -> bool:
+        """Whether every card there is can be read."""
+        return self.inventory.gpus is not None and not any(g.blind for g in self.inventory.gpus)
+
+    @property
     def tenants_known(self) -> bool:
         """Whether who is where, and who shares a cgroup with whom, is recent enough to act on."""
         return self.now.mono - self.inventory.tenants_at <= TENANTS_EXPIRE_SECONDS
@@ -283,6 +295,8 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 _FORGET_AFTER = 3600.0
+_SWEEP_SECONDS = 10.0
+"""Between two removals of readings that have expired; who asks for one of them is told None anyway."""
 
 
 def fold(state: NodeState, frame: Frame) -> NodeState:
@@ -292,10 +306,6 @@ def fold(state: NodeState, frame: Frame) -> NodeState:
     if inventory.tenants is not state.inventory.tenants:
         _drop_departed(readings, inventory)
     history = state.history
-    for sensed in frame.sensed:
-        for reading in sensed.readings:
-            if reading.signal.history:
-                history.add(reading)
     if frame.now.mono // 60 != state.now.mono // 60:  # once a minute is often enough
         history.forget(frame.now.mono - _FORGET_AFTER)
     return NodeState(
@@ -311,14 +321,23 @@ def fold(state: NodeState, frame: Frame) -> NodeState:
 
 
 def _merge_readings(state: NodeState, frame: Frame) -> dict[Key, Reading]:
-    """Newest of each key; what has expired for good is dropped, so that memory is bounded."""
-    now = frame.now.mono
-    merged = {k: r for k, r in state.readings.items() if now - r.at <= r.signal.expires}
+    """Newest of each key, and what has a history added to it.
+
+    What has expired for good is dropped now and then, so that memory is bounded.
+    """
+    now, history = frame.now.mono, state.history
+    if now // _SWEEP_SECONDS == state.now.mono // _SWEEP_SECONDS:
+        merged = dict(state.readings)
+    else:
+        merged = {k: r for k, r in state.readings.items() if now - r.at <= r.signal.expires}
     for sensed in frame.sensed:
         for reading in sensed.readings:
-            known = merged.get(reading.key)
+            key = reading.key
+            known = merged.get(key)
             if known is None or known.at <= reading.at:
-                merged[reading.key] = reading
+                merged[key] = reading
+            if reading.signal.history:
+                history.add(reading)
     return merged
 
 

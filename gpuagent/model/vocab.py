@@ -3,12 +3,16 @@
 A declaration *is* the registration of its metric: the name (without the `gpuagent_` prefix) ends in
 its base unit, `on` and `dims` give the labels, `kind` the metric type, `expires` the age at which a
 reading stops being true. For a knob it also says which direction is the safer one, how small a
-difference is none, and what becomes of the setting on a stop, after a crash and on stale input
-(the table in DESIGN 2).
+difference is none, and what becomes of the setting on a stop, after a crash and on stale input:
+`TENANT_FATES`, `BUDGET_FATES` and `CARD_FATES` are the columns of the table in DESIGN 2.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum, unique
+from types import MappingProxyType
 from typing import Literal
+
+import msgspec
 
 
 @unique
@@ -80,6 +84,29 @@ class Fate(StrEnum):
     """Kept if the operator says so (`power.keep_on_stop`), else put back."""
 
 
+class Fates(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a knob we have turned, by occasion. On all others it is put back."""
+
+    stale: Fate
+    """While the input is older than its bound."""
+    stop: Fate
+    """On a clean stop."""
+    crash: Fate
+    """On a start after a crash."""
+    rescue: Fate
+    """`restore` run by systemd after a crash, and the third crash in a row."""
+
+
+BUDGET_RULE = "power/budget"
+"""The rule of settings that serve the node's power budget."""
+
+TENANT_FATES = Fates(
+    stale=Fate.RELEASE, stop=Fate.PUT_BACK, crash=Fate.PUT_BACK, rescue=Fate.PUT_BACK
+)
+BUDGET_FATES = Fates(stale=Fate.HOLD, stop=Fate.AS_CONFIGURED, crash=Fate.ADOPT, rescue=Fate.HOLD)
+CARD_FATES = Fates(stale=Fate.HOLD, stop=Fate.PUT_BACK, crash=Fate.PUT_BACK, rescue=Fate.PUT_BACK)
+
+
 class Knob:
     """Something that can be turned. Compared by identity: each is declared once, below."""
 
@@ -87,13 +114,11 @@ class Knob:
         "budgeted",
         "deadband",
         "family",
+        "fates",
+        "fates_by_rule",
         "help",
         "name",
         "on",
-        "on_crash",
-        "on_rescue",
-        "on_stale",
-        "on_stop",
         "safer",
         "takes_effect",
         "unit",
@@ -110,10 +135,8 @@ class Knob:
         deadband: float,
         family: str,
         takes_effect: str,
-        on_stop: Fate,
-        on_crash: Fate,
-        on_stale: Fate,
-        on_rescue: Fate,
+        fates: Fates,
+        fates_by_rule: Mapping[str, Fates] = MappingProxyType({}),
         budgeted: bool = False,
     ) -> None:
         self.name = name
@@ -128,11 +151,9 @@ class Knob:
         """The configuration's name for knobs that are allowed or forbidden together."""
         self.takes_effect = takes_effect
         """When a new value begins to act."""
-        self.on_stop = on_stop
-        self.on_crash = on_crash
-        self.on_stale = on_stale
-        self.on_rescue = on_rescue
-        """`restore` run by systemd after a crash, and the third crash in a row."""
+        self.fates = fates
+        self.fates_by_rule = fates_by_rule
+        """Exceptions: what a setting was made for may matter more than which knob it turned."""
         self.budgeted = budgeted
         """Whether a budget bounds the sum over all subjects: raises then wait for verified cuts."""
 
@@ -146,6 +167,10 @@ class Knob:
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
+
+    def fates_under(self, rule: str) -> Fates:
+        """What becomes of a setting that this rule has made."""
+        return self.fates_by_rule.get(rule, self.fates)
 
     def safest(self, one: float, other: float) -> float:
         return min(one, other) if self.safer == "min" else max(one, other)
@@ -355,10 +380,7 @@ CPU_WEIGHT = Knob(
     deadband=1,
     family="cpu_weight",
     takes_effect="at once",
-    on_stop=Fate.PUT_BACK,
-    on_crash=Fate.PUT_BACK,
-    on_stale=Fate.RELEASE,
-    on_rescue=Fate.PUT_BACK,
+    fates=TENANT_FATES,
 )
 CPU_MAX = Knob(
     "cgroup_cpu_max",
@@ -369,10 +391,7 @@ CPU_MAX = Knob(
     deadband=0.01,
     family="cpu_max",
     takes_effect="at once",
-    on_stop=Fate.PUT_BACK,
-    on_crash=Fate.PUT_BACK,
-    on_stale=Fate.RELEASE,
-    on_rescue=Fate.PUT_BACK,
+    fates=TENANT_FATES,
 )
 POWER_LIMIT = Knob(
     "gpu_power_limit",
@@ -383,10 +402,8 @@ POWER_LIMIT = Knob(
     deadband=5,
     family="power_limit",
     takes_effect="within 10 to 500 ms",
-    on_stop=Fate.AS_CONFIGURED,
-    on_crash=Fate.ADOPT,
-    on_stale=Fate.HOLD,
-    on_rescue=Fate.HOLD,
+    fates=CARD_FATES,
+    fates_by_rule=MappingProxyType({BUDGET_RULE: BUDGET_FATES}),
     budgeted=True,
 )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from gpuagent.clock import Clock
-from gpuagent.errors import Gone, Refused, Unsupported
+from gpuagent.errors import Gone, Refused
 from gpuagent.model.inventory import Seat, Subject, Tenant, on_cgroup, on_tenant
 from gpuagent.model.state import Instant, NodeState, Reading, Sensed
 from gpuagent.model.vocab import (
@@ -22,12 +22,25 @@ from gpuagent.model.vocab import (
     TENANT_CPU_PRESSURE_RATIO,
     TENANT_CPU_THROTTLED_RATIO,
     TENANT_HOST_MEMORY_BYTES,
-    Signal,
 )
 from gpuagent.ports import Cgroups
 
 _SHORTEST_SECONDS = 0.1
 """Between two readings of a counter whose difference is still a rate."""
+_KNOBS = ("cpu.weight", "cpu.max")
+_RATES = (*_KNOBS, "cpu.stat")
+_USE = (*_RATES, "cpu.pressure", "memory.current")
+
+
+class _Files(msgspec.Struct, frozen=True):
+    """Control files of a cgroup as they were at one time."""
+
+    at: float
+    texts: dict[str, str]
+
+    def text(self, name: str) -> str:
+        """Content; empty where the cgroup has no such file."""
+        return self.texts.get(name, "")
 
 
 class _Counters(msgspec.Struct, frozen=True):
@@ -60,13 +73,17 @@ class CgroupUse:
         self._before: dict[Subject, _Counters] = {}
 
     async def read(self, now: Instant, state: NodeState) -> Sensed:
-        """Readings of all tenants; cgroups that have gone or lack a file are left out."""
+        """Readings of all tenants; cgroups that have gone or lack a file are left out.
+
+        Raises Unavailable where there is no cgroup tree, with or without tenants.
+        """
         tenants = state.inventory.tenants or ()
         return Sensed(readings=tuple(await asyncio.to_thread(self._all, tenants)))
 
     def _all(self, tenants: Iterable[Tenant]) -> list[Reading]:
         readings: list[Reading] = []
         counters: dict[Subject, _Counters] = {}
+        self._cgroups.tree()
         for tenant in tenants:
             readings += self._of(tenant, counters)
         self._before = counters
@@ -80,28 +97,36 @@ class CgroupUse:
                 continue
             cgroup = on_cgroup(tenant.name, seat.path, seat.inode)
             try:
-                yield from self._knobs(cgroup)
-                use = self._use(cgroup, counters)
+                files = self._files(cgroup, _USE)
             except (Gone, Refused):
                 continue  # the tenants' sensor will notice
+            use = self._use(cgroup, files, counters)
+            yield from _knobs(cgroup, files)
             if use.cores is not None:
-                yield self._reading(CGROUP_CPU_CORES, cgroup, use.cores)
+                yield Reading(CGROUP_CPU_CORES, cgroup, use.cores, files.at)
             if not seat.refusal:
                 seen.append(use)
         for above in _exclusive_above(tenant):
             cgroup = on_cgroup(tenant.name, above.path, above.inode)
             try:
-                yield from self._knobs(cgroup)
-                cores, _ = self._rates(cgroup, counters)
+                files = self._files(cgroup, _RATES)
             except (Gone, Refused):
                 continue
+            yield from _knobs(cgroup, files)
+            cores, _ = self._rates(cgroup, files, counters)
             if cores is not None:
-                yield self._reading(CGROUP_CPU_CORES, cgroup, cores)
+                yield Reading(CGROUP_CPU_CORES, cgroup, cores, files.at)
         if seen and len(seen) == len(tenant.seats):
             yield from self._sums(subject, seen)
 
+    def _files(self, cgroup: Subject, names: tuple[str, ...]) -> _Files:
+        """Raises Gone where the path is another's by now."""
+        texts = self._cgroups.read_all(cgroup.cgroup, cgroup.inode, names)
+        return _Files(self._clock.now().mono, texts)
+
     def _sums(self, subject: Subject, seen: list[_Seen]) -> Iterator[Reading]:
         """What is known of each seat, taken together."""
+        at = self._clock.now().mono
         together = (
             (TENANT_CPU_CORES, [s.cores for s in seen], sum),
             (TENANT_HOST_MEMORY_BYTES, [s.memory_bytes for s in seen], sum),
@@ -111,29 +136,27 @@ class CgroupUse:
         for signal, values, combine in together:
             known = [v for v in values if v is not None]
             if len(known) == len(values):
-                yield self._reading(signal, subject, float(combine(known)))
+                yield Reading(signal, subject, float(combine(known)), at)
 
-    def _use(self, cgroup: Subject, counters: dict[Subject, _Counters]) -> _Seen:
-        cores, throttled = self._rates(cgroup, counters)
-        memory = self._text(cgroup, "memory.current")
+    def _use(self, cgroup: Subject, files: _Files, counters: dict[Subject, _Counters]) -> _Seen:
+        cores, throttled = self._rates(cgroup, files, counters)
+        memory = files.text("memory.current")
         return _Seen(
             cores=cores,
             throttled_ratio=throttled,
-            pressure_ratio=parse_pressure(self._text(cgroup, "cpu.pressure")),
+            pressure_ratio=parse_pressure(files.text("cpu.pressure")),
             memory_bytes=int(memory) if _is_number(memory) else None,
         )
 
     def _rates(
-        self, cgroup: Subject, counters: dict[Subject, _Counters]
+        self, cgroup: Subject, files: _Files, counters: dict[Subject, _Counters]
     ) -> tuple[float | None, float | None]:
         """Cores used, and share of cpu.max periods with throttling, since the reading before."""
-        stat = parse_flat(self._text(cgroup, "cpu.stat"))
+        stat = parse_flat(files.text("cpu.stat"))
         usage = stat.get("usage_usec")
         if usage is None:
             return None, None
-        now = _Counters(
-            self._clock.now().mono, usage, stat.get("nr_periods"), stat.get("nr_throttled")
-        )
+        now = _Counters(files.at, usage, stat.get("nr_periods"), stat.get("nr_throttled"))
         before = self._before.get(cgroup)
         counters[cgroup] = now
         if before is None or now.at - before.at < _SHORTEST_SECONDS:
@@ -142,26 +165,15 @@ class CgroupUse:
         cores = used / 1e6 / (now.at - before.at) if used >= 0 else None
         return cores, _throttled_ratio(before, now)
 
-    def _knobs(self, cgroup: Subject) -> Iterator[Reading]:
-        """cpu.weight and cpu.max as they are. Raises Gone where the path is another's by now."""
-        if self._cgroups.inode(cgroup.cgroup) != cgroup.inode:
-            raise Gone(f"{cgroup.cgroup}: another cgroup has taken this path")
-        weight = parse_weight(self._text(cgroup, "cpu.weight"))
-        cores = parse_max(self._text(cgroup, "cpu.max"))
-        if weight is not None:
-            yield self._reading(CGROUP_CPU_WEIGHT, cgroup, weight)
-        if cores is not None:
-            yield self._reading(CGROUP_CPU_MAX_CORES, cgroup, cores)
 
-    def _text(self, cgroup: Subject, file: str) -> str:
-        """Content of a control file; empty where the cgroup has no such file."""
-        try:
-            return self._cgroups.read(cgroup.cgroup, file)
-        except Unsupported:
-            return ""
-
-    def _reading(self, signal: Signal, subject: Subject, value: float) -> Reading:
-        return Reading(signal, subject, value, self._clock.now().mono)
+def _knobs(cgroup: Subject, files: _Files) -> Iterator[Reading]:
+    """cpu.weight and cpu.max as they are."""
+    weight = parse_weight(files.text("cpu.weight"))
+    cores = parse_max(files.text("cpu.max"))
+    if weight is not None:
+        yield Reading(CGROUP_CPU_WEIGHT, cgroup, weight, files.at)
+    if cores is not None:
+        yield Reading(CGROUP_CPU_MAX_CORES, cgroup, cores, files.at)
 
 
 def _exclusive_above(tenant: Tenant) -> list[Seat]:

@@ -73,14 +73,20 @@ class Rule:
         return (
             (self.names_place or bool(self._user or self._exe))
             and self._may_claim(process, place, vouched=vouched)
-            and _fits(self._unit, place.unit)
+            and self.fits_place(process.cgroup, place)
+            and (_fits(self._user, process.user) or _fits(self._user, str(process.uid)))
+            and _fits(self._exe, process.exe)
+        )
+
+    def fits_place(self, cgroup: str, place: Place) -> bool:
+        """Whether a process in this cgroup can fit, whoever it is and whatever it runs."""
+        return (
+            _fits(self._unit, place.unit)
             # What a place calls the cgroups below its own is its own affair.
-            and _fits(self._cgroup, place.home or process.cgroup)
+            and _fits(self._cgroup, place.home or cgroup)
             and _fits(self._container, place.container)
             and _fits(self._pod, place.pod)
             and _fits(self._slurm_job, place.slurm_job)
-            and (_fits(self._user, process.user) or _fits(self._user, str(process.uid)))
-            and _fits(self._exe, process.exe)
         )
 
     def _may_claim(self, process: Process, place: Place, *, vouched: bool) -> bool:
@@ -117,6 +123,19 @@ class Rules:
         self._known: dict[
             tuple[str, int, str, str, int | None], tuple[TenantRule | None, TenantRule | None]
         ] = {}
+        self._may: dict[str, frozenset[str]] = {}
+
+    def may_claim(self, cgroup: str) -> frozenset[str]:
+        """Names of the rules that a process in this cgroup could fit, as far as the path tells."""
+        known = self._may.get(cgroup)
+        if known is None:
+            place = place_of(cgroup)
+            rules = (*self._by_place, *self._by_process)
+            known = frozenset(r.given.name for r in rules if r.fits_place(cgroup, place))
+            if len(self._may) >= _KNOWN_MOST:
+                self._may.clear()
+            self._may[cgroup] = known
+        return known
 
     def claim(self, process: Process) -> TenantRule | None:
         """The rule that has this process if it is alone at its place; None for an MPS server."""

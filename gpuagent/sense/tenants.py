@@ -131,11 +131,10 @@ class Tenants:
         if whole:
             table = {p.pid: p for p in self._processes.table()}
         listed = new_list if new_list is not None else self._listed or ()
-        again = heard if new_list is None else heard | {p.pid for p in new_list}
-        for pid in again:
-            self._read_again(table, pid)
+        for pid in heard:
+            self._read_again(table, pid, afresh=True)
         if new_list is not None:
-            self._started = {pid: table[pid].started for pid in again if pid in table}
+            self._take_list(table, new_list)
         on_cards = tuple(
             p for p in listed if p.pid in table and table[p.pid].started == self._started.get(p.pid)
         )
@@ -148,9 +147,22 @@ class Tenants:
             return msgspec.structs.replace(before, on_cards=on_cards)
         return self._found_in(table, on_cards, now)
 
-    def _read_again(self, table: dict[int, Process], pid: int) -> None:
+    def _take_list(self, table: dict[int, Process], listed: Sequence[GpuProcess]) -> None:
+        """See who they are whom the driver lists. What it says of a card it says in one piece: what
+        is the same object as before was not said again, and is about those of before.
+        """
+        said_before = {id(p) for p in self._listed or ()}
+        news = {p.pid for p in listed if id(p) not in said_before}
+        for pid in news:
+            self._read_again(table, pid, afresh=False)
+        known = {pid: table[pid].started for pid in news if pid in table}
+        others = {p.pid for p in listed} - news
+        self._started = {pid: self._started[pid] for pid in others & self._started.keys()} | known
+
+    def _read_again(self, table: dict[int, Process], pid: int, *, afresh: bool) -> None:
+        known = None if afresh else table.get(pid)
         try:
-            process = self._processes.read(pid)
+            process = self._processes.read(pid) if known is None else self._processes.again(known)
         except Gone:
             table.pop(pid, None)
         else:
@@ -197,6 +209,9 @@ class Tenants:
 
         def begins_tenant(pid: int) -> bool:
             try:
+                # One small file tells of most that they cannot; only for the others it is four.
+                if self._rules.may_claim(self._processes.cgroup(pid)) <= present:
+                    return False
                 rule = self._rules.claim(self._processes.read(pid))
             except (Gone, Unavailable):
                 return False

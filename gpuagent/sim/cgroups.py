@@ -1,6 +1,8 @@
 """The cgroup v2 tree of the simulated host, and its control files as the kernel reads and writes them."""
 
+import contextlib
 import math
+from collections.abc import Sequence
 
 from gpuagent.errors import Gone, Refused, Unsupported
 from gpuagent.sim.cpu import Group
@@ -23,6 +25,10 @@ class SimCgroups:
 
     # -- what the host does ---------------------------------------------------------------------------
 
+    def owner(self, path: str, file: str) -> int:
+        self.read(path, file)
+        return 0
+
     def make(self, path: str) -> Group:
         """The group at this path, made with all above it where they are not there."""
         known = self._groups.get(path)
@@ -42,6 +48,9 @@ class SimCgroups:
             group.above.below.remove(group)
 
     # -- ports.Cgroups --------------------------------------------------------------------------------
+
+    def tree(self) -> str:
+        return "simulated"
 
     def inode(self, path: str) -> int:
         return self._group(path).inode
@@ -66,6 +75,15 @@ class SimCgroups:
             case "cpu.pressure" if not group.below:
                 return group.pressure.text()
         raise Unsupported(f"{path}/{file}: no such control file")
+
+    def read_all(self, path: str, inode: int, files: Sequence[str]) -> dict[str, str]:
+        found: dict[str, str] = {}
+        if self._group(path).inode != inode:
+            raise Gone(f"{path}: another cgroup has taken this path")
+        for file in files:
+            with contextlib.suppress(Unsupported):
+                found[file] = self.read(path, file)
+        return found
 
     def write(self, path: str, inode: int, file: str, text: str) -> None:
         group = self._group(path)

@@ -32,6 +32,12 @@ class SimProcesses:
             raise Gone(f"process {pid} has ended")
         return process
 
+    def again(self, known: Process) -> Process:
+        return self.read(known.pid)
+
+    def cgroup(self, pid: int) -> str:
+        return self.read(pid).cgroup
+
     def table(self) -> Sequence[Process]:
         return tuple(self._all.values())
 

@@ -1,10 +1,11 @@
 """A host to act on: dials in memory, control files in a folder, a clock, a disk that can fill up."""
 
 import asyncio
+import contextlib
 import errno
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, Self
@@ -13,12 +14,17 @@ from gpuagent.act.audit import AuditLog
 from gpuagent.act.journal import Journal
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.reconcile import Reconciler
-from gpuagent.errors import AgentError, Gone, Refused, Unsupported
+from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
 from gpuagent.model.inventory import Subject, on_cgroup, on_gpu
-from gpuagent.model.plan import Plan, Setting
+from gpuagent.model.plan import Plan, Posture, Setting
 from gpuagent.model.state import Instant, KnobKey, Outcome
-from gpuagent.model.vocab import CPU_MAX, Knob
+from gpuagent.model.vocab import CPU_MAX, POWER_LIMIT, Knob
 from gpuagent.ports import Actuator, Real
+
+ACTS = Posture("enforce")
+OBSERVES = Posture("observe")
+PAUSED = Posture("enforce", paused=True)
+DEMOTED = Posture("enforce", demoted="three crashes")
 
 
 class Clock:
@@ -82,6 +88,7 @@ class Dial:
         self.before_set: Callable[[Subject, str], None] = lambda subject, raw: None
         self.rounding: Callable[[float], float] = lambda value: value
         self.deaf: set[Subject] = set()
+        self.owners: dict[Subject, int] = {}
         self.reads = 0
 
     def make(self, subject: Subject, raw: str) -> Subject:
@@ -129,6 +136,10 @@ class Dial:
             raise Gone(f"{subject} is gone")
         return self.identities[subject]
 
+    async def owner(self, subject: Subject) -> int:
+        await self._pass(subject)
+        return self.owners.get(subject, 0)
+
 
 class Tree:
     """Control files below a folder, as `ports.Cgroups` wants them."""
@@ -142,6 +153,12 @@ class Tree:
             (self.root / path[1:] / file.replace("_", ".")).write_text(text + "\n")
         return self.inode(path)
 
+    def tree(self) -> str:
+        try:
+            return str(self.root.stat().st_ino)
+        except FileNotFoundError as error:
+            raise Unavailable(f"{self.root} is not there") from error
+
     def inode(self, path: str) -> int:
         try:
             return (self.root / path[1:]).stat().st_ino
@@ -154,6 +171,19 @@ class Tree:
             return (self.root / path[1:] / file).read_text().rstrip("\n")
         except FileNotFoundError as error:
             raise Unsupported(f"{path} has no {file}") from error
+
+    def owner(self, path: str, file: str) -> int:
+        self.read(path, file)
+        return (self.root / path[1:] / file).stat().st_uid
+
+    def read_all(self, path: str, inode: int, files: Sequence[str]) -> dict[str, str]:
+        if self.inode(path) != inode:
+            raise Gone(f"{path} is another cgroup now")
+        found = {}
+        for file in files:
+            with contextlib.suppress(Unsupported):
+                found[file] = self.read(path, file)
+        return found
 
     def write(self, path: str, inode: int, file: str, text: str) -> None:
         if self.inode(path) != inode:
@@ -211,12 +241,20 @@ class Agent:
             self.audit.close()
 
     async def tick(
-        self, *settings: Setting, acts: bool = True, seconds: float = 1.0
+        self,
+        *settings: Setting,
+        posture: Posture = ACTS,
+        complete: bool = False,
+        seconds: float = 1.0,
     ) -> dict[KnobKey, Outcome]:
         self.clock.mono += seconds
-        now = self.clock.now()
-        told = await self.reconciler.drive(Plan(settings), acts=acts, now=now)
-        return {(o.knob, o.subject): o for o in told}
+        await self.reconciler.drive(
+            Plan(settings), posture=posture, now=self.clock.now(), complete=complete
+        )
+        # On a busy machine `drive` may have given up on lanes that wait for nothing but the disk.
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return {(o.knob, o.subject): o for o in self.reconciler.outcomes()}
 
 
 def wish(
@@ -238,4 +276,11 @@ def cpu_dial(**raws: str) -> Dial:
     dial = Dial(CPU_MAX)
     for name, raw in raws.items():
         dial.make(seat(name), raw)
+    return dial
+
+
+def power_dial(*watts: float) -> Dial:
+    dial = Dial(POWER_LIMIT)
+    for number, value in enumerate(watts, start=1):
+        dial.make(card(number), repr(value))
     return dial

@@ -1,6 +1,7 @@
 """Knobs on control files and cards: what is read, what would be written, never looser."""
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -142,8 +143,14 @@ async def test_files_are_read_written_and_identified(tmp_path: Path) -> None:
     await quota.set(subject, "10000 20000")
     assert await quota.get(subject) == Real(0.5, "10000 20000")
     assert await quota.identity(subject) == str(inode)
+    assert await quota.owner(subject) == await weight.owner(subject) == os.geteuid()
     another = on_cgroup("a", "/a", inode + 1)
-    for call in (quota.get(another), quota.identity(another), weight.set(another, "1")):
+    for call in (
+        quota.get(another),
+        quota.identity(another),
+        quota.owner(another),
+        weight.set(another, "1"),
+    ):
         with pytest.raises(Gone):
             await call
     (tmp_path / "a/cpu.weight").unlink()
@@ -167,6 +174,7 @@ async def test_a_card_s_limit_round_trips(tmp_path: Path) -> None:
     await power.set(card(1), "412700")
     assert cards.watts["GPU-1"] == 412.7
     assert await power.identity(card(1)) == "GPU-1"
+    assert await power.owner(card(1)) == 0
     with pytest.raises(Refused):
         await power.set(card(1), "12")
     with pytest.raises(Refused, match="milliwatts"):

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import stat
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ def opened(folder: Path, **more: Any) -> Ledger:
 async def hold(ledger: Ledger, *subjects: Subject, write: Real = CUT) -> None:
     await asyncio.gather(
         *(
-            ledger.intend(knob=CPU_MAX, subject=s, identity="i", original=MAX, write=write)
+            ledger.intend(
+                knob=CPU_MAX, subject=s, identity="i", original=MAX, write=write, rule="r"
+            )
             for s in subjects
         )
     )
@@ -161,6 +164,47 @@ async def test_lines_of_a_newer_version_are_kept_verbatim(tmp_path: Path) -> Non
     await ledger.close()
     assert newer in lines(tmp_path)
     assert len(opened(tmp_path).entries) == 1
+
+
+_WHO = b"""
+"hold":1,"knob":"cgroup_cpu_max","subject":{"on":"cgroup","tenant":"a","cgroup":"/a","inode":7},
+"identity":"i","boot":"b1","was":["max 100000",null],"wall":1.0
+""".replace(b"\n", b"")
+OLDER = [
+    b'{"type":"intend",%b,"write":["20000 100000",0.2]}' % _WHO,
+    b'{"type":"held",%b,"wrote":[["20000 100000",0.2]],"pending":true}' % _WHO,
+]
+
+
+@pytest.mark.parametrize("body", OLDER)
+async def test_lines_from_before_there_were_rules_are_read(tmp_path: Path, body: bytes) -> None:
+    line = b'{"v":1,"crc":"%08x","e":%b}\n' % (zlib.crc32(body), body)
+    (tmp_path / "ledger.jsonl").write_bytes(line)
+    ledger = opened(tmp_path)
+    assert not ledger.problems
+    (entry,) = ledger.entries.values()
+    assert (entry.subject, entry.original, entry.wrote[-1].real) == (seat("a"), MAX, CUT)
+    assert entry.rule == ""
+    await ledger.close()
+
+
+async def test_the_rule_of_a_hold_is_the_last_one_that_wanted_it_so(tmp_path: Path) -> None:
+    ledger = opened(tmp_path)
+    target = target_of(CPU_MAX, seat("a"))
+    ledger.serve(target, "nobody holds it")
+    await hold(ledger, seat("a"))
+    ledger.confirm(target, CUT)
+    ledger.serve(target, "another")
+    await ledger.flush()
+    lines_before = lines(tmp_path)
+    ledger.serve(target, "another")
+    await ledger.flush()
+    assert lines(tmp_path) == lines_before
+    (entry,) = opened(tmp_path).entries.values()
+    assert (entry.rule, entry.pending, entry.original) == ("another", False, MAX)
+    await hold(ledger, seat("a"))
+    assert opened(tmp_path).entries[target].rule == "r"
+    await ledger.close()
 
 
 async def test_entries_of_another_boot_are_void(tmp_path: Path) -> None:
@@ -304,6 +348,40 @@ def test_a_state_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(Refused, match="0777"):
         opened(tmp_path / "open")
+
+
+def to_a_stranger(path: Path) -> None:
+    os.chown(path, 1000, -1)
+
+
+def to_a_group(path: Path) -> None:
+    path.chmod(0o660)
+
+
+def to_everybody(path: Path) -> None:
+    path.chmod(0o602)
+
+
+@pytest.mark.parametrize("open_to", [to_a_stranger, to_a_group, to_everybody])
+def test_a_ledger_that_others_could_have_written_is_refused(
+    tmp_path: Path, open_to: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.touch(0o600)
+    if open_to is to_a_stranger and os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    open_to(path)
+    with pytest.raises(Refused, match=r"ledger.jsonl.*could have written.*chown.*move it away"):
+        opened(tmp_path)
+    os.chown(path, os.geteuid(), -1)
+    path.chmod(0o600)
+    assert not opened(tmp_path).entries
+
+
+def test_a_ledger_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ledger.jsonl", 0o600)
+    with pytest.raises(Refused, match="not a plain file; move it away"):
+        opened(tmp_path)
 
 
 @given(st.lists(st.binary(max_size=200) | st.sampled_from([b"\n", b"{}", b'{"v":1}', b"[" * 5000])))

@@ -1,18 +1,34 @@
 """What the reconciler writes, what it leaves alone, and what it says of both."""
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpuagent.act.contest import STAND_DOWN_SECONDS
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.restore import Occasion, put_back
 from gpuagent.errors import Refused, Unavailable, Unsupported
 from gpuagent.model.inventory import Subject, on_cgroup
 from gpuagent.model.plan import Blocked
-from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, POWER_LIMIT
-from tests.act.host import Agent, Dial, Inline, card, cpu_dial, seat, wish
+from gpuagent.model.state import ACTION_RESULTS
+from gpuagent.model.vocab import BUDGET_RULE, CPU_MAX, CPU_WEIGHT, KNOBS, POWER_LIMIT
+from tests.act.host import (
+    ACTS,
+    OBSERVES,
+    PAUSED,
+    Agent,
+    Dial,
+    Inline,
+    card,
+    cpu_dial,
+    power_dial,
+    seat,
+    wish,
+)
 
 A, B = seat("a"), seat("b")
 KEY_A, KEY_B = (CPU_MAX, A), (CPU_MAX, B)
@@ -20,13 +36,6 @@ KEY_A, KEY_B = (CPU_MAX, A), (CPU_MAX, B)
 
 def on_disk(folder: Path) -> Ledger:
     return Ledger(str(folder), boot="b1", executor=Inline())
-
-
-def power_dial(*watts: float) -> Dial:
-    dial = Dial(POWER_LIMIT)
-    for number, value in enumerate(watts, start=1):
-        dial.make(card(number), repr(value))
-    return dial
 
 
 # -- applying and putting back -----------------------------------------------------------------------
@@ -132,7 +141,7 @@ async def test_two_wishes_for_one_target_the_safer_counts(tmp_path: Path) -> Non
 async def test_observing_writes_nothing_and_says_what_would_be(tmp_path: Path) -> None:
     dial = cpu_dial(a="max")
     async with Agent(tmp_path, dial) as agent:
-        told = (await agent.tick(wish(CPU_MAX, A, 0.5), acts=False))[KEY_A]
+        told = (await agent.tick(wish(CPU_MAX, A, 0.5), posture=OBSERVES))[KEY_A]
         assert (told.result, told.wanted, told.original) == ("would", 0.5, None)
         assert told.real == float("inf")
         assert dial.writes == []
@@ -143,7 +152,7 @@ async def test_a_pause_puts_back_at_once(tmp_path: Path) -> None:
     dial = cpu_dial(a="max")
     async with Agent(tmp_path, dial) as agent:
         await agent.tick(wish(CPU_MAX, A, 0.5))
-        told = (await agent.tick(wish(CPU_MAX, A, 0.5), acts=False))[KEY_A]
+        told = (await agent.tick(wish(CPU_MAX, A, 0.5), posture=OBSERVES))[KEY_A]
         assert told.result == "would"
         assert dial.values[A] == "max"
         assert not agent.ledger.entries
@@ -199,53 +208,6 @@ async def test_another_s_tighter_value_is_respected(tmp_path: Path) -> None:
         told = (await agent.tick(wish(CPU_MAX, A, 0.5)))[KEY_A]
         assert (told.result, told.real) == ("applied", 0.1)
         assert dial.values[A] == "0.1"
-
-
-async def test_a_contested_value_is_given_up_after_three_answers(tmp_path: Path) -> None:
-    dial = cpu_dial(a="max")
-    async with Agent(tmp_path, dial) as agent:
-        for _ in range(4):
-            told = (await agent.tick(wish(CPU_MAX, A, 0.5)))[KEY_A]
-            assert told.result == "applied"
-            dial.values[A] = "max"
-        writes = len(dial.writes)
-        for _ in range(10):
-            told = (await agent.tick(wish(CPU_MAX, A, 0.5)))[KEY_A]
-            assert told.result == "contested"
-            assert told.original is None
-        assert len(dial.writes) == writes == 4
-        assert not agent.ledger.entries
-        assert agent.reconciler.outside_changes[CPU_MAX.name] == 4
-        assert agent.reconciler.actions[CPU_MAX.name, "contested"] == 1
-
-
-async def test_a_wish_that_comes_and_goes_does_not_lift_the_bound(tmp_path: Path) -> None:
-    dial = cpu_dial(a="max")
-    async with Agent(tmp_path, dial) as agent:
-        for _ in range(20):
-            await agent.tick(wish(CPU_MAX, A, 0.5))
-            dial.values[A] = "max"
-            await agent.tick(wish(CPU_MAX, A, 0.5))
-            dial.values[A] = "max"
-            await agent.tick()
-        answers = len(dial.writes)
-        assert answers <= 20 + 3
-
-
-@pytest.mark.parametrize("lifted_by", ["time", "rule"])
-async def test_a_contest_ends_with_time_or_another_rule(tmp_path: Path, lifted_by: str) -> None:
-    dial = cpu_dial(a="max")
-    async with Agent(tmp_path, dial) as agent:
-        for _ in range(5):
-            await agent.tick(wish(CPU_MAX, A, 0.5))
-            dial.values[A] = "max"
-        other = wish(CPU_MAX, A, 0.5, rule="another/rule")
-        assert (await agent.tick(other))[KEY_A].result == "contested"  # the rate still holds
-        if lifted_by == "time":
-            told = await agent.tick(other, seconds=STAND_DOWN_SECONDS + 1)
-        else:
-            told = await agent.tick(wish(CPU_MAX, A, 0.5), seconds=601)
-        assert told[KEY_A].result == "applied"
 
 
 async def test_a_change_between_looking_and_writing_is_seen(tmp_path: Path) -> None:
@@ -332,7 +294,7 @@ async def test_a_target_that_cannot_be_read(
     dial = cpu_dial(a="max")
     dial.errors[A] = error
     async with Agent(tmp_path, dial) as agent:
-        told = (await agent.tick(wish(CPU_MAX, A, 0.5), acts=False))[KEY_A]
+        told = (await agent.tick(wish(CPU_MAX, A, 0.5), posture=OBSERVES))[KEY_A]
         assert (told.result, told.real) == (observing, None)
         told = (await agent.tick(wish(CPU_MAX, A, 0.5)))[KEY_A]
         assert (told.result, told.why) == (acting, str(error))
@@ -404,6 +366,55 @@ async def test_a_slow_target_holds_up_nobody(tmp_path: Path) -> None:
         await agent.reconciler.settled()
         assert [w for w in dial.writes if w[0] == A] == [(A, "0.3")]  # only the latest counts
         assert any("applied" in w for w in agent.woken)
+
+
+class Slow(Inline):
+    """A disk that takes what it is given when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, partial(fn, *args, **kwargs)))
+        return future
+
+    def take(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for future, call in waiting:
+            future.set_result(call())
+
+
+async def test_a_slow_disk_does_not_keep_a_wish_that_moves_from_being_followed(
+    tmp_path: Path,
+) -> None:
+    dial, disk = cpu_dial(a="max"), Slow()
+    agent = Agent(tmp_path, dial)
+    agent.ledger._executor = disk
+    async with agent:
+        for value in (0.9, 0.8, 0.7, 0.6, 0.5):
+            await agent.tick(wish(CPU_MAX, A, value))
+            disk.take()
+        assert dial.values[A] == "0.8"
+        for _ in range(3):
+            disk.take()
+            await agent.tick(wish(CPU_MAX, A, 0.2))
+        assert dial.values[A] == "0.2"
+        # But what was wished before is not written where it is looser than what is wished now.
+        await agent.tick(wish(CPU_MAX, A, 0.85))
+        for _ in range(4):
+            await agent.tick(wish(CPU_MAX, A, 0.3))
+            disk.take()
+        assert dial.values[A] == "0.3"
+        assert (A, "0.85") not in dial.writes
+        # Nor is anything, once nothing may be.
+        await agent.tick(wish(CPU_MAX, A, 0.1))
+        await agent.tick(wish(CPU_MAX, A, 0.1), posture=PAUSED)
+        disk.take()
+        await agent.tick(posture=PAUSED)
+        assert (A, "0.1") not in dial.writes
+        assert dial.values[A] == "max"
+        disk.take()
 
 
 async def test_a_hanging_write_is_known_at_the_end(tmp_path: Path) -> None:
@@ -509,6 +520,54 @@ async def test_a_raise_still_under_way_counts_as_made(tmp_path: Path) -> None:
         assert (dial.values[card(1)], dial.values[card(2)]) == ("300", "600")
 
 
+async def test_a_put_back_waits_for_the_cuts_of_a_budget(tmp_path: Path) -> None:
+    """A card that the budget no longer limits counts with its original; the others make room first."""
+    dial = power_dial(700.0, 700.0)
+    async with Agent(tmp_path, dial) as agent:
+        cards = (card(1), card(2))
+        await agent.tick(*(wish(POWER_LIMIT, c, 400, rule=BUDGET_RULE) for c in cards))
+        dial.gates[card(1)] = asyncio.Event()
+        told = await agent.tick(wish(POWER_LIMIT, card(1), 100, rule=BUDGET_RULE))
+        assert dial.values[card(2)] == "400"
+        assert told[POWER_LIMIT, card(2)].result == "in flight"
+        assert "GPU-1" in told[POWER_LIMIT, card(2)].why
+        dial.gates.pop(card(1)).set()
+        await agent.reconciler.settled()
+        assert (dial.values[card(1)], dial.values[card(2)]) == ("100", "700.0")
+
+
+@pytest.mark.parametrize("let_go_by", ["pause", "no budget"])
+async def test_a_cut_that_fails_does_not_keep_us_from_letting_go(
+    tmp_path: Path, let_go_by: str
+) -> None:
+    rule = BUDGET_RULE if let_go_by == "pause" else "backpressure/temperature"
+    dial = power_dial(700.0, 700.0)
+    async with Agent(tmp_path, dial) as agent:
+        await agent.tick(*(wish(POWER_LIMIT, card(n), 400, rule=rule) for n in (1, 2)))
+        dial.set_errors[card(1)] = Refused("no permission")
+        cut = wish(POWER_LIMIT, card(1), 300, rule=rule)
+        await agent.tick(cut)
+        await agent.tick(cut, posture=PAUSED if let_go_by == "pause" else ACTS)
+        assert dial.values[card(2)] == "700.0"
+
+
+async def test_a_cut_that_comes_during_a_put_back_stops_it(tmp_path: Path) -> None:
+    dial = power_dial(700.0, 700.0)
+    async with Agent(tmp_path, dial) as agent:
+        first = [wish(POWER_LIMIT, card(n), 400, rule=BUDGET_RULE) for n in (1, 2)]
+        await agent.tick(*first)
+        dial.gates[card(2)] = asyncio.Event()
+        await agent.tick(first[0])  # the put-back of the second hangs while it looks
+        dial.set_errors[card(1)] = Refused("no permission")
+        await agent.tick(wish(POWER_LIMIT, card(1), 100, rule=BUDGET_RULE))
+        dial.gates.pop(card(2)).set()
+        await agent.reconciler.settled()
+        assert (dial.values[card(1)], dial.values[card(2)]) == ("400", "400")
+        del dial.set_errors[card(1)]
+        await agent.tick(wish(POWER_LIMIT, card(1), 100, rule=BUDGET_RULE), seconds=20)
+        assert (dial.values[card(1)], dial.values[card(2)]) == ("100", "700.0")
+
+
 async def test_small_excesses_over_a_budget_are_cut_all_the_same(tmp_path: Path) -> None:
     dial = power_dial(303.0)
     async with Agent(tmp_path, dial) as agent:
@@ -518,59 +577,15 @@ async def test_small_excesses_over_a_budget_are_cut_all_the_same(tmp_path: Path)
         assert dial.values[card(1)] == "300"
 
 
-# -- after a crash -----------------------------------------------------------------------------------
+# -- what is told ------------------------------------------------------------------------------------
 
 
-async def crashed(folder: Path, dial: Dial) -> None:
-    async with Agent(folder, dial) as agent:
-        await agent.tick(wish(POWER_LIMIT, card(1), 400))
-
-
-async def test_adopted_values_wait_for_the_first_decision(tmp_path: Path) -> None:
-    dial = power_dial(700.0)
-    await crashed(tmp_path, dial)
-    async with Agent(tmp_path, dial) as agent:
-        agent.reconciler.adopt(agent.clock.now())
-        told = (await agent.tick())[POWER_LIMIT, card(1)]
-        assert (told.result, told.real, told.original) == ("applied", 400, 700)
-        await agent.tick(wish(POWER_LIMIT, card(1), 350))
-        assert dial.values[card(1)] == "350"
-        await agent.tick()
-        assert dial.values[card(1)] == "700.0"
-
-
-@pytest.mark.parametrize("ended_by", ["decision", "time", "observe"])
-async def test_adoption_ends(tmp_path: Path, ended_by: str) -> None:
-    dial = power_dial(700.0)
-    await crashed(tmp_path, dial)
-    async with Agent(tmp_path, dial) as agent:
-        agent.reconciler.adopt(agent.clock.now())
-        await agent.tick()
-        assert dial.values[card(1)] == "400"
-        if ended_by == "decision":
-            agent.reconciler.release_adopted()
-        await agent.tick(acts=ended_by != "observe", seconds=31 if ended_by == "time" else 1)
-        assert dial.values[card(1)] == "700.0"
-
-
-async def test_the_third_crash_holds_while_observing(tmp_path: Path) -> None:
-    dial = power_dial(700.0)
-    await crashed(tmp_path, dial)
-    async with Agent(tmp_path, dial) as agent:
-        agent.reconciler.adopt(agent.clock.now(), in_observe=True)
-        await agent.tick(acts=False, seconds=1e6)
-        assert dial.values[card(1)] == "400"
-        agent.reconciler.release_adopted()
-        await agent.tick(acts=False)
-        assert dial.values[card(1)] == "700.0"
-
-
-async def test_what_was_never_adopted_is_put_back(tmp_path: Path) -> None:
-    dial = power_dial(700.0)
-    await crashed(tmp_path, dial)
-    async with Agent(tmp_path, dial) as agent:
-        assert await agent.tick() == {}
-        assert dial.values[card(1)] == "700.0"
+async def test_every_count_exists_from_the_start(tmp_path: Path) -> None:
+    async with Agent(tmp_path, cpu_dial(a="max")) as agent:
+        pairs = {(k.name, r) for k in KNOBS for r in ACTION_RESULTS}
+        assert agent.reconciler.actions.keys() == pairs
+        assert {"put back", "left alone", "applied"} < set(ACTION_RESULTS)
+        assert agent.reconciler.outside_changes.keys() == {k.name for k in KNOBS}
 
 
 async def test_the_audit_log_has_every_write_with_its_reason(tmp_path: Path) -> None:

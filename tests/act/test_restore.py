@@ -9,12 +9,16 @@ import pytest
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import target_of
 from gpuagent.act.restore import Item, Occasion, failed, put_back
+from gpuagent.config import Config, Power
+from gpuagent.decide.power import PowerBudget
 from gpuagent.errors import Refused, Unavailable
-from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, POWER_LIMIT
+from gpuagent.model.vocab import BUDGET_RULE, CPU_MAX, CPU_WEIGHT, POWER_LIMIT
 from gpuagent.ports import Real
 from tests.act.host import Agent, Clock, Dial, Inline, card, cpu_dial, seat, wish
+from tests.decide.world import World, gpu, tenant
 
 A, B = seat("a"), seat("b")
+HEAT = "backpressure/temperature"
 
 
 async def restored(
@@ -28,12 +32,12 @@ async def restored(
     return {i.entry.subject: i for i in report}
 
 
-async def killed(folder: Path, *dials: Dial) -> None:
+async def killed(folder: Path, *dials: Dial, rule: str = "test/rule") -> None:
     """An agent that has held back /a and the card GPU-1, and was killed."""
     async with Agent(folder, *dials) as agent:
         await agent.tick(
             *(
-                wish(d.knob, s, 400 if d.knob is POWER_LIMIT else 0.5)
+                wish(d.knob, s, 400 if d.knob is POWER_LIMIT else 0.5, rule=rule)
                 for d in dials
                 for s in list(d.values)
             )
@@ -47,27 +51,56 @@ def power() -> Dial:
 
 
 @pytest.mark.parametrize(
-    ("occasion", "keep", "limit", "what"),
+    ("occasion", "keep", "what"),
     [
-        (Occasion.STOP, False, "700.0", "put back"),
-        (Occasion.STOP, True, "400", "held"),
-        (Occasion.CRASH, False, "400", "adopted"),
-        (Occasion.RESCUE, False, "400", "held"),
-        (Occasion.BY_HAND, True, "700.0", "put back"),
+        (Occasion.STOP, False, "put back"),
+        (Occasion.STOP, True, "held"),
+        (Occasion.CRASH, False, "adopted"),
+        (Occasion.RESCUE, False, "held"),
+        (Occasion.BY_HAND, True, "put back"),
     ],
 )
+@pytest.mark.parametrize("rule", [BUDGET_RULE, HEAT, ""])
 async def test_each_occasion_ends_as_the_table_says(
-    tmp_path: Path, occasion: Occasion, keep: bool, limit: str, what: str
+    tmp_path: Path, rule: str, occasion: Occasion, keep: bool, what: str
 ) -> None:
+    if rule != BUDGET_RULE:
+        what = "put back"
     cpu, cards = cpu_dial(a="max"), power()
-    await killed(tmp_path, cpu, cards)
+    await killed(tmp_path, cpu, cards, rule=rule)
     report = await restored(tmp_path, cpu, cards, occasion=occasion, keep_on_stop=keep)
-    assert (cpu.values[A], cards.values[card(1)]) == ("max", limit)
+    assert cpu.values[A] == "max"
+    assert cards.values[card(1)] == ("700.0" if what == "put back" else "400")
     assert (report[A].what, report[card(1)].what) == ("put back", what)
     # What was kept is still known, so that a hand can put it back later.
     await restored(tmp_path, cpu, cards)
     assert cards.values[card(1)] == "700.0"
     assert await restored(tmp_path, cpu, cards) == {}
+
+
+@pytest.mark.parametrize(("last", "limit"), [(BUDGET_RULE, "400"), (HEAT, "700.0")])
+@pytest.mark.parametrize("watts", [350, 400])
+async def test_of_several_rules_the_last_one_counts(
+    tmp_path: Path, last: str, limit: str, watts: float
+) -> None:
+    cards = power()
+    first = HEAT if last == BUDGET_RULE else BUDGET_RULE
+    async with Agent(tmp_path, cards) as agent:
+        await agent.tick(wish(POWER_LIMIT, card(1), watts, rule=first))
+        # Also where the value is so already, so that nothing is written.
+        await agent.tick(wish(POWER_LIMIT, card(1), 400, rule=last))
+        assert len(cards.writes) == (1 if watts == 400 else 2)
+        await agent.ledger.flush()
+    await restored(tmp_path, cards, occasion=Occasion.RESCUE)
+    assert cards.values[card(1)] == limit
+
+
+def test_the_budget_policy_makes_settings_of_the_budget_s_rule() -> None:
+    policy = PowerBudget(Config(power=Power(budget=1000.0)))
+    world = World(
+        policy, gpus=[gpu("GPU-1", 0), gpu("GPU-2", 1)], tenants=[tenant("a", gpus=["GPU-1"])]
+    )
+    assert {s.rule for s in world.run(15).settings} == {BUDGET_RULE}
 
 
 async def test_what_somebody_else_set_since_is_left_alone(tmp_path: Path) -> None:
@@ -186,6 +219,7 @@ async def test_a_crash_between_announcing_and_writing_changes_nothing(tmp_path: 
         identity=cpu.identities[A],
         original=Real(0.9, "0.9"),
         write=Real(0.5, "0.5"),
+        rule="test/rule",
     )
     assert ledger.held(target_of(CPU_MAX, A)) is not None
     await ledger.close()

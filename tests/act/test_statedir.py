@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuagent.act.statedir import hold
+from gpuagent.act.statedir import hold, prepare
 from gpuagent.errors import Refused
 
 HOLDER = """
@@ -55,3 +55,29 @@ def test_a_place_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").symlink_to(tmp_path / "file")
     with pytest.raises(Refused, match="lock"), hold(str(tmp_path)):
         pass
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode", "said"),
+    [
+        (1000, 0, 0o700, r"belongs to uid 1000.*chown it to uid 0 or set paths.state_dir"),
+        (0, 1000, 0o770, r"written by group 1000 \(mode 0770\); chmod it to 0700"),
+        (0, 0, 0o707, r"written by everybody \(mode 0707\); chmod it to 0700"),
+        (0, 0, 0o770, None),
+        (0, 1000, 0o750, None),
+    ],
+)
+def test_a_place_that_others_may_write_is_refused(
+    tmp_path: Path, uid: int, gid: int, mode: int, said: str | None
+) -> None:
+    os.chown(tmp_path, uid, gid)
+    tmp_path.chmod(mode)
+    if said is None:
+        prepare(str(tmp_path))
+        return
+    with pytest.raises(Refused, match=said):
+        prepare(str(tmp_path))

@@ -69,7 +69,7 @@ def test_restore_in_a_state_directory_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     config = write(tmp_path, f'[paths]\nstate_dir = "{tmp_path}/state"\n')
     done = run("restore", "--config", config)
-    assert done.exit_code == Exit.PROBLEM, done.output
+    assert done.exit_code == Exit.REFUSED, done.output
     assert str(tmp_path / "state") in done.stderr
 
 

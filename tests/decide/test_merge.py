@@ -26,8 +26,17 @@ def wish(value: float, *, blocked: Blocked | None = None) -> Setting:
 def test_the_safer_wish_wins_with_its_own_reason() -> None:
     soft = Setting(CPU_MAX, TRAIN, 2.0, why="soft", rule="a")
     hard = Setting(CPU_MAX, TRAIN, 1.0, why="hard", rule="b")
-    assert merge([soft, hard], STATE).settings == (hard,)
-    assert merge([hard, soft], STATE).settings == (hard,)
+    for wishes in ([soft, hard], [hard, soft]):
+        [won] = merge(wishes, STATE).settings
+        assert (won.value, won.why, won.rule, won.also) == (1.0, "hard", "b", ("a",))
+
+
+def test_a_limit_that_serves_the_budget_too_is_treated_as_one_that_does() -> None:
+    heat = Setting(POWER_LIMIT, on_gpu(CARD), 300, why="hot", rule="backpressure/temperature")
+    budget = Setting(POWER_LIMIT, on_gpu(CARD), 400, why="budget", rule="power/budget")
+    [won] = merge([heat, budget], STATE).settings
+    assert (won.value, won.rule, won.purpose) == (300, "backpressure/temperature", "power/budget")
+    assert merge([heat], STATE).settings[0].purpose == "backpressure/temperature"
 
 
 def test_a_wish_that_can_be_tried_wins_over_one_that_cannot() -> None:

@@ -19,7 +19,8 @@ from gpuagent.expose.metrics import Exposition, render
 from gpuagent.model import vocab
 from gpuagent.model.inventory import on_cgroup, on_gpu, on_mig
 from gpuagent.model.plan import LoopStats, Posture, Snapshot
-from gpuagent.model.state import RESULTS, Instant, NodeState, Reading, Result
+from gpuagent.model.state import Instant, NodeState, Reading, Result
+from gpuagent.model.state import ACTION_RESULTS
 from gpuagent.model.vocab import KNOBS, SIGNALS
 from tests.expose import snapshots
 from tests.expose.full import full
@@ -57,7 +58,7 @@ def test_a_busy_host_renders_to_exactly_the_golden_text() -> None:
 def test_every_action_exists_from_the_start() -> None:
     found = series(snapshots.unread())
     for knob in KNOBS:
-        for result in (*RESULTS, "put back", "left alone"):
+        for result in ACTION_RESULTS:
             labels = frozenset({"knob": knob.name, "result": result}.items())
             assert found["gpuagent_actions_total", labels] == 0
         labels = frozenset({"knob": knob.name}.items())

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -39,6 +40,30 @@ def test_reading_and_writing_a_file_leaves_it_as_the_kernel_would_show_it(root: 
     assert (root / "train.service/cpu.max").read_text() == "max 100000\n"
 
 
+def test_a_write_that_fails_leaves_what_was_there(root: Path) -> None:
+    tree = CgroupTree(str(root))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # like a kill before the write
+    try:
+        with pytest.raises(Unavailable, match=r"cpu\.max"):
+            tree.write("/train.service", tree.inode("/train.service"), "cpu.max", "5 10")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (root / "train.service/cpu.max").read_text() == "max 100000\n"
+
+
+def test_a_control_file_has_an_owner(root: Path) -> None:
+    tree = CgroupTree(str(root))
+    assert tree.owner("/train.service", "cpu.max") == os.geteuid()
+    if os.geteuid() == 0:
+        os.chown(root / "train.service/cpu.max", 1000, -1)
+        assert tree.owner("/train.service", "cpu.max") == 1000
+    with pytest.raises(Unsupported, match=r"cpu\.weight"):
+        tree.owner("/train.service", "cpu.weight")
+    with pytest.raises(Gone):
+        tree.owner("/none", "cpu.max")
+
+
 def test_the_root_itself_has_an_inode(root: Path) -> None:
     assert CgroupTree(f"{root}/").inode("/") == root.stat().st_ino
 
@@ -74,6 +99,21 @@ def test_a_file_is_never_created(root: Path) -> None:
     with pytest.raises(Unsupported, match=r"cpu\.weight"):
         tree.read("/train.service", "cpu.weight")
     assert os.listdir(root / "train.service") == ["cpu.max"]
+
+
+def test_several_files_are_of_one_cgroup_and_what_is_missing_is_left_out(root: Path) -> None:
+    tree = CgroupTree(str(root))
+    inode = tree.inode("/train.service")
+    (root / "train.service/cpu.stat").write_text("usage_usec 1\nnr_periods 2\n" * 1000)
+    found = tree.read_all("/train.service", inode, ("cpu.max", "cpu.weight", "cpu.stat"))
+    assert found == {
+        "cpu.max": "max 100000",
+        "cpu.stat": ("usage_usec 1\nnr_periods 2\n" * 1000).rstrip("\n"),
+    }
+    with pytest.raises(Gone, match="another cgroup has taken this path"):
+        tree.read_all("/train.service", inode + 1, ("cpu.max",))
+    with pytest.raises(Gone):
+        tree.read_all("/none", inode, ("cpu.max",))
 
 
 def test_links_are_not_followed(root: Path) -> None:

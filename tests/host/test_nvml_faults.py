@@ -54,6 +54,31 @@ async def test_a_call_that_hangs_blinds_one_card_until_it_answers_again(driver: 
     assert kinds == ["gpu-found", "gpu-blind", "gpu-recovered"]
 
 
+async def test_a_card_that_hangs_again_and_again_does_not_disturb_the_others(
+    driver: Driver,
+) -> None:
+    fake = driver(RTX_4090, L40S)
+    healthy = fake.gpus[0].uuid
+    async with running(fake, retry_max=2.0) as rig:
+        await rig.known()
+        oldest = 0.0
+
+        def looked(*, blind: bool) -> bool:
+            nonlocal oldest
+            samples = [r.at for r in rig.readings if r.subject.gpu == healthy]
+            oldest = max(oldest, time.monotonic() - max(samples, default=float("-inf")))
+            return bool(rig.card(1).blind) == blind
+
+        await rig.until(lambda: rig.since(0.0, healthy), "it is read")
+        for _ in range(4):
+            fake.hang("nvmlDeviceGetPowerUsage", gpu=1)
+            await rig.until(lambda: looked(blind=True), "it hangs")
+            fake.unhang("nvmlDeviceGetPowerUsage", gpu=1)
+            await rig.until(lambda: looked(blind=False), "it is taken back")
+    assert oldest < 3.0 + rig.settings.call_deadline
+    assert [e.kind for e in rig.events if e.subject and e.subject.gpu == healthy] == ["gpu-found"]
+
+
 async def test_a_card_that_hangs_before_it_has_a_name_is_not_overlooked(driver: Driver) -> None:
     fake = driver(RTX_4090, L40S)
     fake.hang("nvmlDeviceGetUUID", gpu=0)
@@ -66,6 +91,30 @@ async def test_a_card_that_hangs_before_it_has_a_name_is_not_overlooked(driver: 
         await rig.until(lambda: rig.newest("gpu_power_watts", fake.gpus[1].uuid), "one is read")
         fake.unhang("nvmlDeviceGetUUID", gpu=0)
         await rig.until(lambda: rig.card(0).uuid == fake.gpus[0].uuid, "it gets its name")
+        assert len(rig.cards or ()) == 2
+
+
+@pytest.mark.parametrize(
+    ("twin", "why"), [(False, "answers an empty text"), (True, "has the UUID of GPU 0")]
+)
+async def test_a_card_without_a_uuid_of_its_own_is_blind_under_a_name_of_its_own(
+    driver: Driver, twin: bool, why: str
+) -> None:
+    fake = driver(RTX_4090, L40S)
+    first, second = fake.gpus
+    right = second.raw.uuid
+    second.raw.uuid = first.raw.uuid if twin else b""
+    async with running(fake) as rig:
+        await rig.until(lambda: rig.cards and len(rig.cards) == 2, "both are told of")
+        assert [(c.uuid, c.name) for c in rig.cards or ()] == [
+            (first.uuid, RTX_4090.name),
+            ("unknown-1", ""),
+        ]
+        assert why in rig.card(1).blind
+        await rig.until(lambda: rig.newest("gpu_power_watts", first.uuid), "the other is read")
+        assert rig.newest("gpu_memory_total_bytes", first.uuid) == RTX_4090.memory_total_bytes
+        second.raw.uuid = right
+        await rig.until(lambda: rig.card(1).uuid == second.uuid, "it gets its name")
         assert len(rig.cards or ()) == 2
 
 

@@ -153,6 +153,32 @@ def test_a_number_used_again_is_another_process(proc: FakeProc) -> None:
     assert (old.uid, new.uid) == (1, 2)
 
 
+def test_a_known_process_is_the_same_object_until_it_changes(proc: FakeProc) -> None:
+    proc.put(7)
+    table = ProcTable(str(proc.root))
+    known = table.read(7)
+    assert table.again(known) is known
+    proc.put(7, cgroup=b"0::/y.service\n")
+    moved = table.again(known)
+    assert (moved.cgroup, moved.exe) == ("/y.service", known.exe)
+    proc.put(7, name=b"bash", exe=b"/usr/bin/bash")
+    assert table.again(known).exe == "/usr/bin/bash"
+    proc.put(7, started=900, uid=3)
+    other = table.again(known)
+    assert (other.started, other.uid) == (900, 3)
+    proc.remove(7)
+    with pytest.raises(Gone):
+        table.again(known)
+
+
+def test_the_cgroup_alone(proc: FakeProc) -> None:
+    table = ProcTable(str(proc.root))
+    proc.put(7)
+    assert table.cgroup(7) == "/x.service"
+    with pytest.raises(Gone):
+        table.cgroup(8)
+
+
 def test_what_vanishes_between_two_reads_is_left_out(proc: FakeProc) -> None:
     proc.put(7)
     for file in ("stat", "status", "cgroup"):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -242,3 +243,37 @@ def test_frames_of_any_bytes_are_refused_and_not_more(data: bytes) -> None:
 def test_frames_of_the_right_words_and_wrong_values_are_refused(frame: dict[str, object]) -> None:
     with contextlib.suppress(msgspec.DecodeError):
         decode(msgspec.json.encode(frame))
+
+
+async def test_without_free_file_descriptors_no_child_is_started_and_nothing_is_left_behind() -> (
+    None
+):
+    """With none at all, with one, and so on: each step of the start fails once."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_before = set(os.listdir("/proc/self/fd"))
+    highest = max(int(fd) for fd in open_before)
+    holes = [os.open("/dev/null", os.O_RDONLY) for _ in range(highest + 1 - len(open_before))]
+    failed: list[str] = []
+    try:
+        for free in range(14):
+            child = Child(do="echo")
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (max(holes, default=highest) + 1 + free, before[1])
+            )
+            task = asyncio.ensure_future(child.worker.run())
+            await asyncio.sleep(0)
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            child.worker.stop("enough")
+            try:
+                await task
+            except Unavailable as error:
+                failed.append(str(error))
+            assert not child.worker.alive
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in holes:
+            os.close(fd)
+    assert 5 < len(failed) < 14
+    assert all("Too many open files" in why for why in failed), failed
+    assert not children()
+    assert set(os.listdir("/proc/self/fd")) == open_before

@@ -11,7 +11,17 @@ from gpuagent.clock import SystemClock
 from gpuagent.host.nvml import NvmlGpus
 from gpuagent.host.nvml_fields import READS
 from gpuagent.model import vocab
-from gpuagent.model.vocab import KNOB, KNOBS, SIGNAL, SIGNALS, Fate, Knob, On, Signal
+from gpuagent.model.vocab import (
+    BUDGET_RULE,
+    KNOB,
+    KNOBS,
+    SIGNAL,
+    SIGNALS,
+    Fate,
+    Knob,
+    On,
+    Signal,
+)
 from gpuagent.sense.cgroups import CgroupUse
 from gpuagent.sense.node import Host
 
@@ -148,13 +158,15 @@ def test_what_is_wanted_of_a_knob_has_a_name_of_its_own(knob: Knob) -> None:
 
 @each_knob
 def test_what_becomes_of_a_knob_is_the_table_of_the_design(knob: Knob) -> None:
-    fates = (knob.on_stale, knob.on_stop, knob.on_crash, knob.on_rescue)
-    if knob.on is On.CGROUP:
-        assert fates == (Fate.RELEASE, Fate.PUT_BACK, Fate.PUT_BACK, Fate.PUT_BACK)
-    elif knob.budgeted:
-        assert fates == (Fate.HOLD, Fate.AS_CONFIGURED, Fate.ADOPT, Fate.HOLD)
-    else:
-        assert fates == (Fate.HOLD, Fate.PUT_BACK, Fate.PUT_BACK, Fate.PUT_BACK)
+    def under(rule: str) -> tuple[Fate, ...]:
+        fates = knob.fates_under(rule)
+        return fates.stale, fates.stop, fates.crash, fates.rescue
+
+    stale = Fate.RELEASE if knob.on is On.CGROUP else Fate.HOLD
+    for rule in ("backpressure/temperature", "", *(() if knob.budgeted else (BUDGET_RULE,))):
+        assert under(rule) == (stale, Fate.PUT_BACK, Fate.PUT_BACK, Fate.PUT_BACK)
+    if knob.budgeted:
+        assert under(BUDGET_RULE) == (Fate.HOLD, Fate.AS_CONFIGURED, Fate.ADOPT, Fate.HOLD)
 
 
 @each_knob

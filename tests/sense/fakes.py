@@ -32,14 +32,29 @@ class FakeProcesses:
         self.all = {p.pid: p for p in processes}
         self.broken = ""
         self.tables = 0
+        self.reads = 0
+        self.looked_at: list[int] = []
+        """Whom somebody asked for again."""
 
     def put(self, *processes: Process) -> None:
         self.all.update({p.pid: p for p in processes})
 
     def read(self, pid: int) -> Process:
+        self.reads += 1
+        return self._at(pid)
+
+    def _at(self, pid: int) -> Process:
         if pid not in self.all:
             raise Gone(f"process {pid} has ended")
         return self.all[pid]
+
+    def again(self, known: Process) -> Process:
+        self.looked_at.append(known.pid)
+        process = self._at(known.pid)
+        return known if process == known else process
+
+    def cgroup(self, pid: int) -> str:
+        return self._at(pid).cgroup
 
     def table(self) -> Sequence[Process]:
         self.tables += 1
@@ -49,11 +64,15 @@ class FakeProcesses:
 
 
 class FakeCgroups:
-    """Control files by cgroup and name; a cgroup's inode is given or made up once."""
+    """Control files by cgroup and name; a cgroup's inode is given or made up once.
+
+    `broken` says why there is no tree.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, dict[str, str]] = {}
         self.inodes: dict[str, int] = {}
+        self.broken = ""
 
     def make(self, path: str, **files: str) -> None:
         """A cgroup with all above it; `cpu_max="..."` is the file cpu.max."""
@@ -67,6 +86,11 @@ class FakeCgroups:
     def remove(self, path: str) -> None:
         del self.inodes[path], self.files[path]
 
+    def tree(self) -> str:
+        if self.broken:
+            raise Unavailable(self.broken)
+        return "fake"
+
     def inode(self, path: str) -> int:
         if path not in self.inodes:
             raise Gone(f"{path}: no such cgroup")
@@ -77,6 +101,15 @@ class FakeCgroups:
         if file not in self.files[path]:
             raise Unsupported(f"{path}/{file}: no such control file")
         return self.files[path][file]
+
+    def owner(self, path: str, file: str) -> int:
+        self.read(path, file)
+        return 0
+
+    def read_all(self, path: str, inode: int, files: Sequence[str]) -> dict[str, str]:
+        if self.inode(path) != inode:
+            raise Gone(f"{path}: another cgroup has taken this path")
+        return {f: self.files[path][f] for f in files if f in self.files[path]}
 
     def write(self, path: str, inode: int, file: str, text: str) -> None:
         if self.inode(path) != inode:

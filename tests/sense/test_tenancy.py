@@ -290,3 +290,40 @@ def test_no_process_has_two_tenants_and_none_is_lost(
     for p in everybody:
         if p.cgroup in {DOCKER, CRIO} and p.pid not in own:
             assert claims.owner.get(p.pid) == owners[p.cgroup], "one place, one owner"
+
+
+def test_the_path_alone_tells_whom_a_process_could_not_belong_to() -> None:
+    rules = Rules(
+        [
+            rule("unit", Level.L1, unit="train*.service"),
+            rule("both", Level.L2, unit="train.service", user="alice"),
+            rule("tree", Level.L3, cgroup="/batch.slice/*"),
+        ]
+    )
+    assert rules.may_claim("/batch.slice/train.service") == {"unit", "both", "tree"}
+    assert rules.may_claim("/system.slice/train2.service") == {"unit"}
+    assert rules.may_claim("/system.slice/ssh.service") == set()
+    assert rules.may_claim("") == set()
+    anywhere = Rules([rule("exe", Level.L3, exe="/opt/*")])
+    assert anywhere.may_claim("/system.slice/ssh.service") == {"exe"}, "the path cannot tell"
+
+
+@given(
+    st.sampled_from(["/batch.slice/a.service", "/system.slice/b.service", "/x", "/", ""]),
+    st.sampled_from(["alice", "bob"]),
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "unit": st.sampled_from(["a.service", "*.service"]),
+                "cgroup": st.sampled_from(["/batch.slice", "/x"]),
+                "user": st.just("alice"),
+            },
+        ),
+        max_size=4,
+    ),
+)
+def test_whoever_is_claimed_could_be(cgroup: str, user: str, matches: list[dict[str, str]]) -> None:
+    rules = Rules([rule(f"t{i}", Level.L3, **match) for i, match in enumerate(matches)])
+    claimed = rules.claim(process(7, cgroup, user=user))
+    assert claimed is None or claimed.name in rules.may_claim(cgroup)

@@ -245,6 +245,33 @@ async def test_after_silence_the_table_is_read_again() -> None:
     assert host.processes.tables == 2
 
 
+async def test_an_exec_elsewhere_costs_one_small_file() -> None:
+    host = Host()
+    await host.read()
+    host.processes.put(process(11, "/system.slice/ssh.service"), process(12, TRAIN))
+    matters = host.events.matters
+    assert matters is not None
+    host.processes.reads = 0
+    assert not matters(11)
+    assert host.processes.reads == 0
+    assert matters(12)
+    assert host.processes.reads == 1
+
+
+async def test_only_whom_the_driver_lists_anew_is_looked_at_again() -> None:
+    host = Host()
+    host.processes.put(process(10, TRAIN), process(11, SERVE))
+    unchanged = on_gpu(11, "GPU-b")
+    host.listed = (on_gpu(10), unchanged)
+    await host.read()
+    host.processes.looked_at.clear()
+    host.listed = (on_gpu(10), unchanged)
+    sensed = await host.read(after=1)
+    assert host.processes.looked_at == [10]
+    assert values(sensed.readings)[f"{TENANT_GPU_PROCESSES.name} tenant_gpu:serve:GPU-b"] == 1
+    assert host.processes.reads == 0
+
+
 async def test_without_events_the_table_is_polled() -> None:
     host = Host(with_events=False)
     await host.read()

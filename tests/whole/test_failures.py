@@ -307,7 +307,7 @@ def test_the_third_crash_within_ten_minutes_only_observes(host: Host) -> None:
 
 BUG = """
 import sys
-from gpuagent import daemon
+from gpuagent import daemon, process
 from gpuagent.decide.backpressure import Backpressure
 
 class Faulty(Backpressure):
@@ -318,7 +318,7 @@ class Faulty(Backpressure):
         return super().decide(memory, state)
 
 daemon.POLICIES = (Faulty,)
-daemon.run(sys.argv[1])
+process.run(sys.argv[1])
 """
 
 

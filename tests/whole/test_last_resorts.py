@@ -1,29 +1,31 @@
 """What is left when the usual way is barred: a fault anywhere, a broken file, a demoted agent."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from gpuagent.record import decode
 from gpuagent.rescue import salvaged
-from tests.stage import Stage, until
+from tests.stage import ApiError, Daemon, Stage, until
 from tests.whole.conftest import Host
 
 FAULT = """
 import sys
-from gpuagent import daemon
+from gpuagent import process
 from gpuagent.act.cpu import CpuMax
 
 async def set(self, subject, raw):
     raise KeyError("a fault in an actuator")
 
 CpuMax.set = set
-daemon.run(sys.argv[1])
+process.run(sys.argv[1])
 """
 
 
@@ -79,10 +81,88 @@ def test_restore_never_says_done_of_a_guessed_place(tmp_path: Path) -> None:
 def test_paths_are_salvaged_as_far_as_they_can_be(tmp_path: Path) -> None:
     file = tmp_path / "gpuagent.toml"
     file.write_text('[paths]\nstate_dir = "/a"\ncgroup_root = 7\nsocket = "/s"\n[x]\ny = 1\n')
-    assert salvaged(str(file)) == {"state_dir": "/a"}
+    assert salvaged(str(file)) == {"state_dir": "/a", "socket": "/s"}
     file.write_text("[paths]\n  state_dir = '/b'\nbroken =\n")
     assert salvaged(str(file)) == {"state_dir": "/b"}
     assert salvaged(str(tmp_path / "none")) == {}
+
+
+@pytest.mark.parametrize("how", ["restore", "start"])
+@pytest.mark.parametrize("key", ["state_dir", "cgroup_root"])
+def test_paths_that_were_changed_since_lose_nothing(host: Host, how: str, key: str) -> None:
+    daemon = host.run()
+    host.press()
+    daemon.kill()
+    text = host.stage.config.read_text()
+    old = next(line for line in text.splitlines() if line.startswith(key))
+    (host.stage.folder / "other").mkdir()
+    host.stage.config.write_text(text.replace(old, f'{key} = "{host.stage.folder}/other"'))
+    host.relax()
+    if how == "restore":
+        assert host.stage.command("restore", "--rescue").returncode == 0
+    else:
+        host.stage.daemon().ready()
+    assert host.untouched()
+
+
+def test_paths_cannot_be_moved_while_something_is_held(host: Host) -> None:
+    daemon = host.run()
+    host.press()
+    text = host.stage.config.read_text()
+    moved = text.replace(f"{host.stage.folder}/state", f"{host.stage.folder}/elsewhere")
+    host.stage.config.write_text(moved)
+    with pytest.raises(ApiError, match="cannot change while settings are held"):
+        daemon.client.post("/v1/reload")
+
+
+def test_a_stop_while_the_driver_is_let_go_of_leaves_no_limit(host: Host) -> None:
+    text = host.stage.config.read_text()
+    host.stage.config.write_text(text + '[power]\nbudget = "500W"\n')
+    daemon = host.run()
+    until("the limit is set", lambda: host.card.power_limit_watts == 500)
+    assert host.stage.command("release").returncode == 0
+    assert daemon.stop() == 0
+    assert host.card.power_limit_watts == 700
+    assert host.stage.driver.holders == []
+
+
+def test_a_stop_while_the_driver_hangs_puts_back_what_it_can_and_says_the_rest(
+    host: Host,
+) -> None:
+    text = host.stage.config.read_text()
+    host.stage.config.write_text(
+        text.replace("[nvml]", '[nvml]\ncall_deadline = "500ms"') + '[power]\nbudget = "500W"\n'
+    )
+    daemon = host.run()
+    until("the limit is set", lambda: host.card.power_limit_watts == 500)
+    host.stage.driver.hang("nvmlDeviceGetUtilizationRates", gpu=0)
+    assert daemon.stop(40) != 0
+    assert "not everything is put back" in daemon.log
+    host.stage.driver.unhang("nvmlDeviceGetUtilizationRates", gpu=0)
+    assert host.stage.command("restore").returncode == 0
+    assert host.card.power_limit_watts == 700
+
+
+def test_a_hangup_in_the_first_moment_does_no_harm(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage:
+        daemon = stage.daemon()
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline and daemon.process.poll() is None:
+            if (tmp_path / "state" / "lock").exists() or _past_imports(daemon):
+                daemon.signal(signal.SIGHUP)
+            time.sleep(0.02)
+        daemon.ready()
+        assert daemon.stop() == 0
+        assert "Traceback" not in daemon.log
+
+
+def _past_imports(daemon: Daemon) -> bool:
+    """Whether the process ignores or handles SIGHUP: from then on it may be sent."""
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    masks = {
+        k: int(v, 16) for k, v in re.findall(r"^(Sig(?:Ign|Cgt)):\t(\w+)$", status, re.MULTILINE)
+    }
+    return bool((masks["SigIgn"] | masks["SigCgt"]) & 1)
 
 
 def test_the_service_manager_hears_what_the_agent_does_now(tmp_path: Path) -> None:
