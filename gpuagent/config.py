@@ -37,7 +37,7 @@ class Paths(msgspec.Struct, frozen=True):
     state_dir: AbsolutePath = "/var/lib/gpuagent"
     """Ledger, audit log and crash dumps; created with mode 0700."""
     socket: AbsolutePath = "/run/gpuagent/gpuagent.sock"
-    """Unix socket of the API; "@" names are not supported."""
+    """Unix socket of the API; beside it NAME-admin.sock, for root and api.group only."""
     cgroup_root: AbsolutePath = "/sys/fs/cgroup"
     """Mount point of cgroup v2."""
     kernel_log: AbsolutePath = "/dev/kmsg"

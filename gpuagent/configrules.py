@@ -24,7 +24,7 @@ _APART = (
 """The first must be below the second, or a cause would end as it begins."""
 _IN_ORDER = (("hold", "within"), ("probe_min", "probe_max"))
 """The first must not be above the second."""
-_LONGEST_SOCKET_BYTES = 107
+_LONGEST_SOCKET_BYTES = 101
 """sun_path holds 108 with its final zero (unix(7))."""
 
 

@@ -78,6 +78,12 @@ class Actuator(Protocol):
     async def identity(self, subject: Subject) -> str:
         """What makes the target itself and not its successor: an inode, a UUID. Raises Gone."""
 
+    async def verify(self, subject: Subject, identity: str) -> None:
+        """Return if the target is still the one of this identity.
+
+        Raises Gone where that one has ceased to exist, Unavailable where it cannot be seen from here.
+        """
+
     async def owner(self, subject: Subject) -> int:
         """The user who may turn this knob himself; 0 where only root may. Raises as `get`."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from typing import NoReturn
 
 import msgspec
@@ -32,7 +31,7 @@ def run(config_path: str) -> NoReturn:
         code = asyncio.Runner().run(_run(loaded))
         # All is put back. A thread that hangs in a call to the host must not keep us from ending, as
         # closing the loop, which waits for its threads, would let it.
-        sys.stderr.flush()
+        log.flush()
         os._exit(code)
 
 

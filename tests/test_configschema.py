@@ -170,7 +170,7 @@ def test_a_socket_path_has_the_length_that_the_kernel_takes() -> None:
     longest = "/" + "é" * 53
     assert parse(f"paths.socket = '{longest}'", source="f").paths.socket == longest
     (told,) = problems(f"paths.socket = '{longest}x'")
-    assert told.endswith("is longer than 107 bytes, the most a socket can have")
+    assert told.endswith("is longer than 101 bytes, the most a socket can have")
 
 
 def test_all_problems_are_told_at_once_in_the_order_of_the_lines() -> None:

@@ -1,16 +1,22 @@
 """Log lines: JSON or text, hostile values escaped, changes of health said once."""
 
+import fcntl
 import io
 import json
 import logging
+import os
+import select
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuagent.log import HealthChanges, printable, setup
+from gpuagent.log import HealthChanges, flush, printable, setup
 from gpuagent.model.state import Health
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\nforged=line \u202e\udc80\x9b"
@@ -118,6 +124,102 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
     setup(stream=out)
     out.close()
     structlog.get_logger().info("to nobody")
+
+
+# -- readers that are stuck ------------------------------------------------------------------------------
+
+F_SETPIPE_SZ = 1031
+
+
+@pytest.fixture
+def narrow() -> Iterator[tuple[int, int]]:
+    """Both ends of a pipe that holds one page."""
+    here, there = os.pipe()
+    fcntl.fcntl(there, F_SETPIPE_SZ, 4096)
+    yield here, there
+    os.close(here)
+    os.close(there)
+
+
+def drained(fd: int) -> list[dict[str, object]]:
+    """What comes out of the pipe, up to the line that says what is missing."""
+    text = b""
+    ready = select.poll()
+    ready.register(fd, select.POLLIN)
+    while b"dropped" not in text or not text.endswith(b"\n"):
+        assert ready.poll(20_000), "nothing more comes"
+        text += os.read(fd, 1 << 20)
+    return [json.loads(x) for x in text.splitlines()]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_pipe_that_nobody_reads_costs_lines_and_no_time(
+    narrow: tuple[int, int], blocking: bool
+) -> None:
+    here, there = narrow
+    os.set_blocking(there, blocking)
+    with open(there, "w", closefd=False) as stream:
+        setup(stream=stream, level="error")
+        log = structlog.get_logger()
+        for number in range(5000):
+            log.error("said", number=number)
+        assert not flush(0.01)
+        said = drained(here)
+        assert flush(20)
+    numbers = [x["number"] for x in said if x["event"] == "said"]
+    assert numbers == list(range(len(numbers)))
+    [dropped] = [x for x in said if x["event"] != "said"]
+    assert dropped["lines"] == 5000 - len(numbers)
+    assert said[-1] is dropped, "where the gap is"
+
+
+def test_lines_to_a_file_are_there_when_flushed_and_in_order(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w", encoding="ascii") as stream:
+        setup(stream=stream, form="text")
+        for number in range(500):
+            structlog.get_logger().info(f"number {number} \u00e9")
+        assert flush(20)
+        text = (tmp_path / "log").read_text()
+    assert [int(x.split("number ")[1].split()[0]) for x in text.splitlines()] == [*range(500)]
+    assert "\\xe9" in text
+
+
+ENDS = {
+    "returns": "",
+    "raises": "raise SystemExit(3)",
+    "fails": "1 / 0",
+    "does not tidy up": "import os; gpuagent.log.flush(); os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_was_logged_before_the_end_is_there_after_it(how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SPEAKS + ENDS[how]], capture_output=True, timeout=60, check=False
+    )
+    said = [json.loads(x) for x in done.stderr.splitlines() if x.startswith(b"{")]
+    assert [x["number"] for x in said] == list(range(200))
+
+
+SPEAKS = """
+import gpuagent.log, structlog
+gpuagent.log.setup(form="json")
+for number in range(200):
+    structlog.get_logger().info("said", number=number)
+"""
+
+
+@pytest.mark.parametrize("how", ["returns", "does not tidy up"])
+def test_a_stuck_reader_does_not_keep_a_process_from_ending(
+    narrow: tuple[int, int], how: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SPEAKS + ENDS[how]], stderr=narrow[1], timeout=30, check=False
+    )
+    assert done.returncode == 0
+
+
+# -- health ----------------------------------------------------------------------------------------------
 
 
 def test_health_is_said_once_in_each_direction() -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from gpuagent.errors import Gone, Refused
+from gpuagent.errors import Gone, Refused, Unavailable
 from gpuagent.model.inventory import Subject
 from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, Knob
 from gpuagent.ports import Cgroups, Real
@@ -42,7 +42,10 @@ class ControlFile:
         await self._call(write)
 
     async def identity(self, subject: Subject) -> str:
-        return str(await self._call(partial(self._inode, subject)))
+        return await self._call(partial(self._identity, subject))
+
+    async def verify(self, subject: Subject, identity: str) -> None:
+        await self._call(partial(self._verify, subject, identity))
 
     async def owner(self, subject: Subject) -> int:
         return await self._call(partial(self._owner, subject))
@@ -55,6 +58,21 @@ class ControlFile:
         if inode != subject.inode:
             raise Gone(f"another cgroup has taken the place of {subject.cgroup}")
         return inode
+
+    def _identity(self, subject: Subject) -> str:
+        """TREE/INODE, since another tree may have the same path and the same inode."""
+        return f"{self._cgroups.tree()}/{self._inode(subject)}"
+
+    def _verify(self, subject: Subject, identity: str) -> None:
+        tree, _, inode = identity.rpartition("/")
+        # Entries of an earlier version name no tree.
+        if tree and tree != self._cgroups.tree():
+            raise Unavailable(
+                f"{subject.cgroup} was held in another cgroup tree than paths.cgroup_root shows now; "
+                "set it as it was, so that the original can be put back"
+            )
+        if str(self._inode(subject)) != inode:
+            raise Gone(f"another cgroup has taken the place of {subject.cgroup}")
 
     def _owner(self, subject: Subject) -> int:
         self._inode(subject)
@@ -92,6 +110,9 @@ class CpuWeight:
 
     async def identity(self, subject: Subject) -> str:
         return await self._file.identity(subject)
+
+    async def verify(self, subject: Subject, identity: str) -> None:
+        await self._file.verify(subject, identity)
 
     async def owner(self, subject: Subject) -> int:
         return await self._file.owner(subject)
@@ -136,6 +157,9 @@ class CpuMax:
 
     async def identity(self, subject: Subject) -> str:
         return await self._file.identity(subject)
+
+    async def verify(self, subject: Subject, identity: str) -> None:
+        await self._file.verify(subject, identity)
 
     async def owner(self, subject: Subject) -> int:
         return await self._file.owner(subject)

@@ -16,7 +16,7 @@ from gpuagent.act.audit import Action
 from gpuagent.act.contest import Contest
 from gpuagent.act.desk import Desk, Order
 from gpuagent.act.record import Entry, Target
-from gpuagent.act.restore import ends_with_its_target, return_original
+from gpuagent.act.restore import believed, ends_with_its_target, return_original
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
 from gpuagent.model.state import ActionResult, Outcome, Result
 from gpuagent.model.vocab import Knob
@@ -126,7 +126,7 @@ class Lane:
         try:
             outcome = await self._carry_out(order)
         except (Gone, Refused, Unsupported, Unavailable) as error:
-            return self._failed(order, error)
+            return self._failed(order, await believed(self._actuator, self._entry, error))
         self._failures = 0
         self._due_at = self._now + VERIFY_SECONDS
         return outcome

@@ -2,7 +2,7 @@
 
 import math
 
-from gpuagent.errors import Refused
+from gpuagent.errors import Gone, Refused
 from gpuagent.model.inventory import Subject
 from gpuagent.model.vocab import POWER_LIMIT, Knob
 from gpuagent.ports import Gpus, Real
@@ -39,6 +39,10 @@ class PowerLimit:
     async def identity(self, subject: Subject) -> str:
         """The card's UUID, which no other card has. Whether it is there shows when it is read."""
         return subject.gpu
+
+    async def verify(self, subject: Subject, identity: str) -> None:
+        if subject.gpu != identity:
+            raise Gone(f"{subject} is not {identity}")
 
     async def owner(self, subject: Subject) -> int:
         """Root: the driver lets nobody else set it."""

@@ -15,7 +15,7 @@ from gpuagent.act.audit import Action, AuditLog
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import Entry, Target
 from gpuagent.clock import Clock
-from gpuagent.errors import Gone, Refused, Unavailable, Unsupported
+from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
 from gpuagent.model.state import ActionResult
 from gpuagent.model.vocab import KNOB, Fate, Knob, On
 from gpuagent.ports import Actuator, Real
@@ -72,8 +72,7 @@ async def return_original(
     ours to try again.
     """
     subject, original, deadband = entry.subject, entry.original, actuator.knob.deadband
-    if await actuator.identity(subject) != entry.identity:
-        raise Gone(f"another target has taken the place of {subject}")
+    await actuator.verify(subject, entry.identity)
     before = await actuator.get(subject)
     if before.raw == original.raw:
         return Returned("put back", f"it is back at {original.raw} already", before, before)
@@ -90,6 +89,16 @@ async def return_original(
         raise Unavailable(f"{original.raw} was written, but it still reads {after.raw}")
     why = f"somebody else set it to {after.raw} while it was put back; it is left so"
     return Returned("left alone", why, before, after)
+
+
+async def believed(actuator: Actuator, entry: Entry | None, error: AgentError) -> AgentError:
+    """The error, unless it says that a held target is gone and that one is only out of sight."""
+    if entry is not None and isinstance(error, Gone):
+        try:
+            await actuator.verify(entry.subject, entry.identity)
+        except (Gone, Refused, Unsupported, Unavailable) as surer:
+            return surer
+    return error
 
 
 def ends_with_its_target(entry: Entry) -> bool:

@@ -1,5 +1,6 @@
 """Asks the agent over its Unix sockets: HTTP by the standard library, without an event loop."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -39,13 +40,10 @@ class _UnixConnection(http.client.HTTPConnection):
         """Raises BlockingIOError while the queue of connections stays full, or another OSError."""
         beside = admin_path(self._path)
         if os.access(beside, os.W_OK):
-            try:
-                self._connect(beside)
-            except (FileNotFoundError, ConnectionRefusedError):
-                pass  # what is there was left behind
-            else:
-                return
-        self._connect(self._path)
+            # Whoever owned it may be gone, or of a version that had no such socket.
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError, PermissionError):
+                return self._connect(beside)
+        return self._connect(self._path)
 
     def _connect(self, path: str) -> None:
         until = time.monotonic() + _BUSY_SECONDS
@@ -60,7 +58,7 @@ class _UnixConnection(http.client.HTTPConnection):
                         raise
                     time.sleep(_AGAIN_SECONDS)
         except OSError:
-            self.close()
+            self.sock.close()
             raise
 
 

@@ -17,6 +17,7 @@ from gpuagent.expose.auth import Rules, cgroup_of
 from gpuagent.expose.door import FIRST_REQUEST_SECONDS, Admission, Anyone, Callers, Door
 from gpuagent.expose.metrics import Exposition
 from gpuagent.expose.sockets import (
+    BACKLOG,
     Address,
     admin_path,
     bind_admin_socket,
@@ -33,6 +34,8 @@ _log = structlog.get_logger()
 _unsaid = logging.getLogger("gpuagent.expose.unsaid")
 _unsaid.disabled = True
 
+_TAKEN_AT_ONCE = 8
+"""Connections of a Unix socket, before anything else has its turn: a crowd at the door comes slowly."""
 _LAST_WORDS_SECONDS = 0.25
 """For requests in progress at the end, and once more for those that it then cancels."""
 
@@ -123,8 +126,10 @@ class Server:
     ) -> None:
         self._listening.callback(sock.close)
         self._listening.callback(remove_socket, path, os.lstat(path).st_ino)
-        listener = await asyncio.get_running_loop().create_unix_server(admission, sock=sock)
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_unix_server(admission, sock=sock, backlog=_TAKEN_AT_ONCE)
         self._listening.callback(listener.close)
+        sock.listen(BACKLOG)  # asyncio has one number for what may wait and what is taken at once
 
     async def _start_loopback(self, address: Address) -> None:
         door = Anyone()

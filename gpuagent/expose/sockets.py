@@ -14,7 +14,7 @@ from gpuagent.quantities import QuantityError, split_address
 
 _PATH_MOST_BYTES = 107
 """sun_path has 108 bytes, the last of which is zero (unix(7))."""
-_BACKLOG = 128
+BACKLOG = 128
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ def bind_loopback(address: Address) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address.host, address.port))
-        sock.listen(_BACKLOG)
+        sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as error:
         sock.close()
@@ -95,7 +95,7 @@ def bind_socket(path: str, *, mode: int = 0o666) -> socket.socket:
         _clear(path)
         sock.bind(path)
         os.chmod(path, mode)
-        sock.listen(_BACKLOG)
+        sock.listen(BACKLOG)
         sock.setblocking(False)
     except OSError as error:
         sock.close()

@@ -17,7 +17,10 @@ _RECORD_BYTES = 8192
 """Longest record of /dev/kmsg (CONSOLE_EXT_LOG_MAX)."""
 _READS_AT_ONCE = 512
 """A flood is read over several calls, so that none takes long."""
+_XIDS_AT_ONCE = 500
 _TEXT_CHARACTERS = 200
+_MARK = b"NVRM: Xid "
+"""What a line without it does not deserve: to be looked at closely."""
 
 _XID = re.compile(
     # Priority (kernel facility: 0 to 7), sequence, time, flags; or a time as dmesg prints it; or none.
@@ -75,6 +78,7 @@ class Kmsg:
         return status.st_ino != self._inode or status.st_size < os.lseek(self._fd, 0, os.SEEK_CUR)
 
     def _lines(self) -> list[str]:
+        """Lines that may tell of an XID; of a flood, a part."""
         lines: list[str] = []
         for _ in range(_READS_AT_ONCE):
             try:
@@ -87,7 +91,9 @@ class Kmsg:
                 break
             *whole, rest = (self._rest + data).split(b"\n")
             self._rest = rest[:_RECORD_BYTES]
-            lines += (line.decode("utf-8", "replace") for line in whole)
+            lines += (line.decode("utf-8", "replace") for line in whole if _MARK in line)
+            if len(lines) >= _XIDS_AT_ONCE:
+                break
         return lines
 
     def _meaning(self, error: OSError) -> AgentError:
@@ -104,5 +110,6 @@ def parse(line: str) -> KernelXid | None:
         return None
     domain, bus, device = (int(part, 16) for part in found.group(1, 2, 3))
     text = line[found.start(1) - len("NVRM: Xid (PCI:") :][:_TEXT_CHARACTERS]
-    printable = "".join(c if c.isprintable() else "?" for c in text)
-    return KernelXid((domain, bus, device), int(found[4]), printable)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else "?" for c in text)
+    return KernelXid((domain, bus, device), int(found[4]), text)

@@ -30,6 +30,8 @@ _ERRORS_KEPT_BYTES = 2000
 _READ_BYTES = 16384
 _LOOK_SECONDS = 0.5
 """Longest time between two looks at whether the child still moves."""
+_DESCRIPTORS = 9
+"""What a start opens in passing: three pipes of Popen's, one more for its errors, and a pidfd."""
 _END_SECONDS = 1.0
 """How long a child may take to end by itself, and again to die after it was killed."""
 
@@ -124,6 +126,7 @@ class Worker(Generic[Frame]):
             slot_fd = os.memfd_create("gpuagent-call")
             os.ftruncate(slot_fd, CallSlot.SIZE)
             slot = CallSlot(slot_fd)
+            _see_room(slot_fd)
             process = self._start(slot_fd)
         except OSError as error:
             raise Unavailable(f"cannot start {self._module}: {error.strerror}") from error
@@ -284,6 +287,20 @@ class Worker(Generic[Frame]):
     def _malformed(self, why: str) -> None:
         self._heard = b""
         self._decide(Ending(f"{self._module} sent a frame that cannot be read: {why}"))
+
+
+def _see_room(fd: int) -> None:
+    """Raises OSError where too few file descriptors are free to start a child.
+
+    Popen would find that out, too, but up to Python 3.11.3 it leaves its first pipes open then.
+    """
+    spare: list[int] = []
+    try:
+        while len(spare) < _DESCRIPTORS:
+            spare.append(os.dup(fd))
+    finally:
+        for each in spare:
+            os.close(each)
 
 
 def _rest(pipe: IO[bytes]) -> bytes:

@@ -1,16 +1,20 @@
 """Sensor `kernel_log`, and the count of XID errors, each once, whoever told of it."""
 
 import re
+from collections.abc import Iterator
 
 from gpuagent.model.inventory import Gpu, on_gpu
 from gpuagent.model.state import Event, Instant, NodeState, Reading, Sensed
 from gpuagent.model.vocab import GPU_XID_ERRORS, GPU_XID_LAST_SECONDS
-from gpuagent.ports import KernelLog
+from gpuagent.ports import KernelLog, KernelXid
 
 _SAME_SECONDS = 5.0
 """NVML and the kernel log tell of one error within this, and one error fills lines within this."""
 _LONGEST_BURST_SECONDS = 60.0
 _MOST_SERIES = 2000
+_STRANGERS_TOLD = 10
+_STRANGERS_SECONDS = 60.0
+"""Of XIDs on no card we know, so many are told of one by one within this, the others as a number."""
 
 MEANINGS = {
     13: "graphics engine exception, mostly an error of the program",
@@ -91,6 +95,35 @@ class XidCounts:
         )
 
 
+class _Strangers:
+    """What is told of XIDs on cards that nobody knows: a log can be full of them."""
+
+    def __init__(self) -> None:
+        self._since = float("-inf")
+        self._told = 0
+        self._untold = 0
+
+    def rest(self, now: Instant) -> Iterator[Event]:
+        """At the end of each minute, how many were not told of one by one."""
+        if now.mono - self._since < _STRANGERS_SECONDS:
+            return
+        if self._untold:
+            text = (
+                f"the kernel log tells of {self._untold} more XIDs on no card we know, within "
+                f"{now.mono - self._since:.0f} s"
+            )
+            yield Event("xid", now.mono, text, None, alert=True)
+        self._since, self._told, self._untold = now.mono, 0, 0
+
+    def tell(self, told: KernelXid, now: Instant) -> Iterator[Event]:
+        if self._told >= _STRANGERS_TOLD:
+            self._untold += 1
+            return
+        self._told += 1
+        text = f"the kernel log tells of {describe(told.xid)} on no card we know: {told.text}"
+        yield Event("xid", now.mono, text, None, (("xid", float(told.xid)),), alert=True)
+
+
 class KernelXids:
     """XIDs of the kernel log that NVML did not report. Its health is that of the log."""
 
@@ -100,21 +133,21 @@ class KernelXids:
     def __init__(self, log: KernelLog, counts: XidCounts) -> None:
         self._log = log
         self._counts = counts
+        self._strangers = _Strangers()
 
     async def read(self, now: Instant, state: NodeState) -> Sensed:
         """Raises Unsupported and Refused where the log cannot be read."""
         by_pci = {pci_address(g): g for g in state.inventory.gpus or ()}
         readings: list[Reading] = []
         events: list[Event] = []
-        for told in self._log.take():
+        found = self._log.take()
+        events += self._strangers.rest(now)
+        for told in found:
             gpu = by_pci.get(told.pci)
-            numbers = (("xid", float(told.xid)),)
             if gpu is None:
-                text = (
-                    f"the kernel log tells of {describe(told.xid)} on no card we know: {told.text}"
-                )
-                events.append(Event("xid", now.mono, text, None, numbers, alert=True))
+                events += self._strangers.tell(told, now)
                 continue
+            numbers = (("xid", float(told.xid)),)
             news = self._counts.from_kernel(gpu.uuid, told.xid, now)
             readings += news
             if news:

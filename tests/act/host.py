@@ -136,6 +136,10 @@ class Dial:
             raise Gone(f"{subject} is gone")
         return self.identities[subject]
 
+    async def verify(self, subject: Subject, identity: str) -> None:
+        if await self.identity(subject) != identity:
+            raise Gone(f"another has taken the place of {subject}")
+
     async def owner(self, subject: Subject) -> int:
         await self._pass(subject)
         return self.owners.get(subject, 0)
@@ -163,6 +167,7 @@ class Tree:
         try:
             return (self.root / path[1:]).stat().st_ino
         except FileNotFoundError as error:
+            self.tree()
             raise Gone(f"{path} is gone") from error
 
     def read(self, path: str, file: str) -> str:

@@ -142,10 +142,12 @@ async def test_files_are_read_written_and_identified(tmp_path: Path) -> None:
     assert await weight.get(subject) == Real(100.0, "100")
     await quota.set(subject, "10000 20000")
     assert await quota.get(subject) == Real(0.5, "10000 20000")
-    assert await quota.identity(subject) == str(inode)
+    assert await quota.identity(subject) == f"{tree.tree()}/{inode}"
     assert await quota.owner(subject) == await weight.owner(subject) == os.geteuid()
     another = on_cgroup("a", "/a", inode + 1)
     for call in (
+        quota.verify(subject, f"{tree.tree()}/{inode + 1}"),
+        quota.verify(another, f"{tree.tree()}/{inode}"),
         quota.get(another),
         quota.identity(another),
         quota.owner(another),
@@ -174,6 +176,9 @@ async def test_a_card_s_limit_round_trips(tmp_path: Path) -> None:
     await power.set(card(1), "412700")
     assert cards.watts["GPU-1"] == 412.7
     assert await power.identity(card(1)) == "GPU-1"
+    await power.verify(card(1), "GPU-1")
+    with pytest.raises(Gone):
+        await power.verify(card(1), "GPU-2")
     assert await power.owner(card(1)) == 0
     with pytest.raises(Refused):
         await power.set(card(1), "12")

@@ -1,8 +1,13 @@
 """The audit log is complete, bounded, and in nobody's way."""
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +70,60 @@ def test_a_disk_that_takes_nothing_is_counted_and_survived(tmp_path: Path) -> No
     assert "audit.jsonl" in log.trouble
     log.record(action())
     assert log.dropped == 2
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_said_and_nothing_waits_for_it(
+    tmp_path: Path, made: Callable[[Path], None]
+) -> None:
+    made(tmp_path / "audit.jsonl")
+    log = AuditLog(str(tmp_path))
+    log.record(action())
+    log.close(20)
+    assert log.dropped == 1
+    assert "cannot write" in log.trouble
+
+
+def test_a_pipe_that_somebody_reads_is_no_file_either(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "audit.jsonl")
+    reader = os.open(tmp_path / "audit.jsonl", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        log = AuditLog(str(tmp_path))
+        log.record(action())
+        log.close(20)
+        assert "not a file" in log.trouble
+        assert os.read(reader, 100) == b""
+    finally:
+        os.close(reader)
+
+
+HUNG = """
+import sys, threading
+from gpuagent.act.audit import AuditLog
+from tests.act.test_audit import action
+
+class Hung(AuditLog):
+    "On a disk that does not answer."
+    def _write(self, batch):
+        threading.Event().wait()
+
+log = Hung(sys.argv[1])
+log.record(action())
+log.close(0.1)
+print("closed")
+"""
+
+
+def test_a_disk_that_hangs_keeps_no_process_from_ending(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HUNG, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert "closed" in done.stdout
+    assert "the disk does not answer" in done.stdout, "logged, to where nothing is set up"
 
 
 @given(st.text() | st.sampled_from(["\udc80", "\n\x1b[2J", "\u202e"]))

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
+from gpuagent.act.cpu import CpuMax
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import target_of
 from gpuagent.act.restore import Item, Occasion, failed, put_back
 from gpuagent.config import Config, Power
 from gpuagent.decide.power import PowerBudget
 from gpuagent.errors import Refused, Unavailable
+from gpuagent.model.inventory import on_cgroup
 from gpuagent.model.vocab import BUDGET_RULE, CPU_MAX, CPU_WEIGHT, POWER_LIMIT
-from gpuagent.ports import Real
-from tests.act.host import Agent, Clock, Dial, Inline, card, cpu_dial, seat, wish
+from gpuagent.ports import Actuator, Real
+from tests.act.host import Agent, Clock, Dial, Inline, Tree, card, cpu_dial, seat, wish
 from tests.decide.world import World, gpu, tenant
 
 A, B = seat("a"), seat("b")
@@ -22,7 +24,11 @@ HEAT = "backpressure/temperature"
 
 
 async def restored(
-    folder: Path, *dials: Dial, occasion: Occasion = Occasion.BY_HAND, boot: str = "b1", **more: Any
+    folder: Path,
+    *dials: Actuator,
+    occasion: Occasion = Occasion.BY_HAND,
+    boot: str = "b1",
+    **more: Any,
 ) -> dict[object, Item]:
     ledger = Ledger(str(folder), boot=boot, executor=Inline())
     report = await put_back(
@@ -208,6 +214,41 @@ async def test_a_full_disk_does_not_stop_putting_back(tmp_path: Path) -> None:
     assert (await restored(tmp_path, cpu))[A].what == "put back"
     assert len(cpu.writes) == writes
     assert '"did":"put back"' in (tmp_path / "audit.jsonl").read_text()
+
+
+@pytest.mark.parametrize("recorded", ["tree and inode", "inode"])
+@pytest.mark.parametrize("cgroup_root", ["missing", "another tree"])
+async def test_in_another_cgroup_tree_nothing_is_gone(
+    tmp_path: Path, cgroup_root: str, recorded: str
+) -> None:
+    tree, elsewhere = Tree(tmp_path / "cg"), Tree(tmp_path / "none")
+    subject = on_cgroup("a", "/a", tree.make("/a", cpu_max="5 10"))
+    if cgroup_root == "another tree":
+        elsewhere.make("/b", cpu_max="max 10")
+    right, wrong = (CpuMax(t, period_seconds=0.02, executor=Inline()) for t in (tree, elsewhere))
+    ledger = Ledger(str(tmp_path), boot="b1", executor=Inline())
+    identity = await right.identity(subject)
+    await ledger.intend(
+        knob=CPU_MAX,
+        subject=subject,
+        identity=identity if recorded == "tree and inode" else str(subject.inode),
+        original=Real(1.0, "10 10"),
+        write=Real(0.5, "5 10"),
+        rule="test/rule",
+    )
+    await ledger.close()
+    kept = recorded == "tree and inode" or cgroup_root == "missing"
+    (item,) = (await restored(tmp_path, wrong)).values()
+    assert item.what == ("failed" if kept else "gone")
+    if kept:
+        # Nor is the entry lost to an agent that runs with it, whatever it may want of it.
+        async with Agent(tmp_path, wrong) as agent:
+            await agent.tick()
+            await agent.tick(wish(CPU_MAX, subject, 0.25), seconds=100.0)
+            assert len(agent.ledger.entries) == 1
+        (item,) = (await restored(tmp_path, right)).values()
+        assert item.what == "put back"
+        assert tree.read("/a", "cpu.max") == "10 10"
 
 
 async def test_a_crash_between_announcing_and_writing_changes_nothing(tmp_path: Path) -> None:

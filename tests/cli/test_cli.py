@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,9 +15,11 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpuagent.cli import client
 from gpuagent.cli.exits import CODES, Exit
 from gpuagent.cli.main import COMMANDS, cli
 from gpuagent.errors import ConfigError, Refused, Unavailable, Unsupported
+from gpuagent.expose.sockets import admin_path, bind_socket
 from gpuagent.model.plan import Pause, Posture, ReleaseGpus, Reload, ResumeGpus, Unpause
 from gpuagent.model.state import Health, Result
 from tests.cli.stage import agent, run
@@ -294,6 +297,49 @@ def test_something_else_on_the_socket(answer: bytes) -> None:
         thread.join()
     assert done.exit_code == Exit.UNREACHABLE
     assert "is not the agent" in done.stderr
+
+
+def full(path: str) -> Iterator[socket.socket]:
+    """Fill the queue of a listener that takes nobody; the connections."""
+    while True:
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        if one.connect_ex(path):
+            one.close()
+            return
+        yield one
+
+
+def test_a_full_queue_is_waited_for_and_then_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_BUSY_SECONDS", 0.1)
+    with short_folder() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = f"{folder}/s"
+        listener.bind(path)
+        listener.listen(1)
+        opened = list(full(path))
+        done = run("--socket", path, "status")
+        for one in opened:
+            one.close()
+    assert opened
+    assert done.exit_code == Exit.UNREACHABLE
+    assert "busy" in done.stderr
+
+
+def test_an_administrator_does_not_queue_with_the_others() -> None:
+    with agent(snapshots.busy()) as path, socket.socket(socket.AF_UNIX) as listener:
+        os.unlink(path)
+        listener.bind(path)
+        listener.listen(1)
+        opened = list(full(path))
+        assert run("--socket", path, "status").exit_code == 0
+        for one in opened:
+            one.close()
+
+
+def test_a_socket_for_administrators_that_was_left_behind_is_passed_by() -> None:
+    with agent(snapshots.busy()) as path:
+        os.unlink(admin_path(path))
+        bind_socket(admin_path(path)).close()
+        assert run("--socket", path, "status").exit_code == 0
 
 
 @pytest.mark.parametrize("words", [("nonsense",), ("explain",), ("status", "extra"), ("--bad",)])

@@ -19,8 +19,7 @@ from gpuagent.expose.metrics import Exposition, render
 from gpuagent.model import vocab
 from gpuagent.model.inventory import on_cgroup, on_gpu, on_mig
 from gpuagent.model.plan import LoopStats, Posture, Snapshot
-from gpuagent.model.state import Instant, NodeState, Reading, Result
-from gpuagent.model.state import ACTION_RESULTS
+from gpuagent.model.state import ACTION_RESULTS, Instant, NodeState, Reading, Result
 from gpuagent.model.vocab import KNOBS, SIGNALS
 from tests.expose import snapshots
 from tests.expose.full import full

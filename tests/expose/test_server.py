@@ -274,6 +274,37 @@ async def test_one_connection_takes_many_requests() -> None:
     assert answer.count(b"HTTP/1.1 200") == 21
 
 
+# -- the end -------------------------------------------------------------------------------------------------
+
+STUCK = [
+    b"GET ",
+    b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 50,
+    b"POST /v1/pause HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n",
+]
+
+
+async def test_stuck_clients_do_not_hold_up_the_end() -> None:
+    commands = Commands()
+    commands.hold = asyncio.Event()
+    async with serving(Scene(snapshots.large()), commands) as (server, path):
+        asking = asyncio.ensure_future(ask(path, "/v1/pause", method="POST"))
+        await commands.until_seen(1)
+        stuck = [await asyncio.open_unix_connection(path) for _ in range(15)]
+        for number, (_, writer) in enumerate(stuck):
+            writer.write(STUCK[number % 3])
+        await asyncio.sleep(0.1)
+        begun = asyncio.get_running_loop().time()
+        stopping = asyncio.ensure_future(server.stop())
+        await asyncio.sleep(0)
+        assert not os.access(path, os.F_OK), "nobody comes in any more"
+        commands.hold.set()
+        assert (await asking).status == 200, "who is being served is answered"
+        await stopping
+        assert asyncio.get_running_loop().time() - begun < 2
+        for _, writer in stuck:
+            writer.close()
+
+
 # -- who has to make room ----------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Opening the sockets: stale ones, ones in use, paths and addresses that cannot be."""
 
 import asyncio
+import grp
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,13 @@ import pytest
 
 from gpuagent.errors import Refused
 from gpuagent.expose.server import Server
-from gpuagent.expose.sockets import Address, bind_loopback, bind_socket, remove_socket
+from gpuagent.expose.sockets import (
+    Address,
+    admin_path,
+    bind_loopback,
+    bind_socket,
+    remove_socket,
+)
 from tests.expose import snapshots
 from tests.expose.scene import Commands, Scene, ask, serving, short_folder
 
@@ -22,6 +29,50 @@ async def test_the_socket_is_open_to_all_and_removed_on_stop() -> None:
         assert stat.S_ISSOCK(mode)
         assert stat.S_IMODE(mode) == 0o666
     assert not os.access(path, os.F_OK)
+
+
+async def test_administrators_have_a_socket_of_their_own() -> None:
+    group = grp.getgrgid(os.getgid()).gr_name
+    async with serving(Scene(snapshots.busy()), group=group) as (_, path):
+        beside = admin_path(path)
+        found = os.stat(beside)
+        assert stat.S_ISSOCK(found.st_mode)
+        assert stat.S_IMODE(found.st_mode) == 0o660
+        assert (found.st_uid, found.st_gid) == (os.getuid(), os.getgid())
+        assert (await ask(beside, "/v1/config")).status == 200
+    assert not os.access(beside, os.F_OK)
+
+
+async def test_without_a_group_it_is_the_owners_alone() -> None:
+    async with serving(Scene(snapshots.busy())) as (_, path):
+        assert stat.S_IMODE(os.stat(admin_path(path)).st_mode) == 0o600
+
+
+async def test_on_it_the_same_roles_are_told_apart() -> None:
+    tenant = Scene(snapshots.tenants_of(os.getuid(), os.getpid()))
+    async with serving(tenant) as (_, path):
+        assert (await ask(admin_path(path), "/v1/config")).status == 403
+
+
+def test_where_it_is() -> None:
+    assert admin_path("/run/gpuagent/gpuagent.sock") == "/run/gpuagent/gpuagent-admin.sock"
+    assert admin_path("/run/a.b/s") == "/run/a.b/s-admin"
+
+
+async def test_one_that_is_left_behind_is_replaced_and_one_in_use_is_not() -> None:
+    with short_folder() as folder:
+        path = f"{folder}/s"
+        left = bind_socket(admin_path(path))
+        server = Server(Scene(snapshots.busy()), Commands(), path=path)
+        with pytest.raises(Refused, match="s-admin is in use"):
+            await server.start()
+        assert not os.access(path, os.F_OK)
+        left.close()
+        await server.start()
+        try:
+            assert (await ask(admin_path(path), "/v1/node")).status == 200
+        finally:
+            await server.stop()
 
 
 async def test_run_serves_until_cancelled_and_cleans_up() -> None:

@@ -3,11 +3,12 @@
 import contextlib
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,69 @@ def test_a_cgroup_that_is_not_there_is_gone(root: Path) -> None:
     ):
         with pytest.raises(Gone, match=str(root)):
             ask()
+
+
+def every_call(tree: CgroupTree, inode: int) -> list[Callable[[], object]]:
+    path, file = "/train.service", "cpu.max"
+    return [
+        tree.tree,
+        lambda: tree.inode(path),
+        lambda: tree.read(path, file),
+        lambda: tree.read_all(path, inode, (file,)),
+        lambda: tree.write(path, inode, file, "1 2"),
+        lambda: tree.owner(path, file),
+    ]
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+@pytest.mark.parametrize("there", ["nothing", "a file"])
+def test_without_a_tree_no_cgroup_is_gone(root: Path, *, there: str, at_first: bool) -> None:
+    tree = CgroupTree(str(root))
+    inode = 7
+    if not at_first:
+        inode = tree.inode("/train.service")
+    root.rename(aside := root.with_name("aside"))
+    if there == "a file":
+        root.write_text("")
+    for ask in every_call(tree, inode):
+        with pytest.raises(Unavailable, match=f"paths.cgroup_root {root} is no cgroup tree"):
+            ask()
+    root.unlink(missing_ok=True)
+    aside.rename(root)
+    assert tree.read("/train.service", "cpu.max") == "max 100000"
+
+
+def test_in_another_tree_than_at_first_no_cgroup_is_gone_and_none_is_taken_for_it(
+    root: Path,
+) -> None:
+    tree = CgroupTree(str(root))
+    inode, before = tree.inode("/train.service"), tree.tree()
+    root.rename(aside := root.with_name("aside"))
+    (root / "train.service").mkdir(parents=True)
+    for files in ((), ("cpu.max",)):
+        for file in files:
+            (root / "train.service" / file).write_text("theirs\n")
+        for ask in every_call(tree, inode):
+            with pytest.raises(Unavailable, match="another tree than it did at first"):
+                ask()
+    assert (root / "train.service/cpu.max").read_text() == "theirs\n"
+    assert CgroupTree(str(root)).tree() != before
+    shutil.rmtree(root)
+    with pytest.raises(Unavailable, match="not there"):
+        tree.inode("/train.service")
+    aside.rename(root)
+    assert tree.inode("/train.service") == inode
+    assert tree.tree() == before == CgroupTree(f"{root}/").tree()
+
+
+def test_a_root_that_appears_later_is_used(root: Path) -> None:
+    tree = CgroupTree(str(root / "later"))
+    with pytest.raises(Unavailable, match="set it to where cgroup2 is mounted"):
+        tree.inode("/")
+    (root / "later").mkdir()
+    assert tree.inode("/") == (root / "later").stat().st_ino
+    with pytest.raises(Gone):
+        tree.inode("/none")
 
 
 def test_a_successor_at_the_same_path_is_never_written_to(root: Path) -> None:

@@ -125,6 +125,21 @@ def test_a_flood_is_read_in_pieces(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_flood_of_xids_is_taken_in_pieces_and_none_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "kern.log"
+    path.write_text("")
+    log = Kmsg(str(path))
+    log.take()
+    with path.open("a") as file:
+        file.writelines(f"NVRM: Xid (PCI:0000:3b:00): {n}, pid=1\n" for n in range(3000))
+    pieces = []
+    while found := log.take():
+        pieces.append([x.xid for x in found])
+    assert [xid for piece in pieces for xid in piece] == list(range(3000))
+    assert max(map(len, pieces)) < 1000
+    log.close()
+
+
 def test_why_it_cannot_be_read_is_said_and_a_log_that_appears_is_read(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     log = Kmsg(str(path))

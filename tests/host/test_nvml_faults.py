@@ -70,7 +70,7 @@ async def test_a_card_that_hangs_again_and_again_does_not_disturb_the_others(
             return bool(rig.card(1).blind) == blind
 
         await rig.until(lambda: rig.since(0.0, healthy), "it is read")
-        for _ in range(4):
+        for _ in range(3):
             fake.hang("nvmlDeviceGetPowerUsage", gpu=1)
             await rig.until(lambda: looked(blind=True), "it hangs")
             fake.unhang("nvmlDeviceGetPowerUsage", gpu=1)

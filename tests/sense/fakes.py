@@ -92,6 +92,7 @@ class FakeCgroups:
         return "fake"
 
     def inode(self, path: str) -> int:
+        self.tree()
         if path not in self.inodes:
             raise Gone(f"{path}: no such cgroup")
         return self.inodes[path]

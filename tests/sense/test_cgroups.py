@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuagent.errors import Unavailable
 from gpuagent.model.inventory import Inventory, Level, Seat, Tenant, on_cgroup
 from gpuagent.model.state import NodeState, Reading
 from gpuagent.model.vocab import (
@@ -74,6 +75,17 @@ def value(readings: tuple[Reading, ...], signal: Signal, path: str = "") -> floa
     ]
     assert len(found) <= 1
     return found[0] if found else None
+
+
+async def test_without_a_tree_the_sensor_says_so_with_and_without_tenants() -> None:
+    host = Host()
+    host.cgroups.broken = "paths.cgroup_root /none is no cgroup tree"
+    now = host.clock.now()
+    for tenants in ((host.tenant,), ()):
+        with pytest.raises(Unavailable, match="no cgroup tree"):
+            await host.sensor.read(now, NodeState(now, inventory=Inventory(tenants=tenants)))
+    host.cgroups.broken = ""
+    assert await host.read()
 
 
 async def test_rates_need_two_readings_and_the_rest_one() -> None:

@@ -18,7 +18,7 @@ from gpuagent.model.vocab import (
 )
 from gpuagent.ports import KernelXid
 from gpuagent.sense.gpus import GpuReadings
-from gpuagent.sense.xids import KernelXids, XidCounts, pci_address
+from gpuagent.sense.xids import KernelXids, XidCounts, describe, pci_address
 
 A = Gpu(uuid="GPU-a", index=0, name="L40S", pci_bus_id="00000000:3B:00.0")
 B = Gpu(uuid="GPU-b", index=1, name="L40S", pci_bus_id="00010000:5E:00.0")
@@ -206,6 +206,23 @@ async def test_an_xid_of_a_card_we_do_not_know_is_told_and_not_counted() -> None
     await xids.from_kernel(1, (0, 0x99, 0), 79)
     assert xids.total == {}
     assert "no card we know" in xids.events[0].text
+
+
+async def test_of_many_xids_of_cards_we_do_not_know_few_are_told_and_the_rest_is_a_number() -> None:
+    xids = Xids()
+    for second in range(60):
+        for bus in range(20):
+            await xids.from_kernel(second, (0, bus, 1), 31)
+    assert [e.text.partition(" on no card")[0] for e in xids.events] == [
+        f"the kernel log tells of {describe(31)}"
+    ] * 10
+    await xids.from_kernel(60, (0, 0x3B, 0), 79)
+    more, known = xids.events[10:]
+    assert "1190 more XIDs on no card we know, within 60 s" in more.text
+    assert dict(known.numbers) == {"xid": 79.0}, "what is known is not drowned"
+    await xids.from_kernel(120, (0, 0x99, 0), 43)
+    assert len(xids.events) == 13
+    assert "XID 43" in xids.events[-1].text
 
 
 async def test_a_log_that_cannot_be_read_is_the_sensors_health() -> None:

@@ -309,6 +309,17 @@ async def test_seats_follow_the_cgroups_that_are_there() -> None:
     assert (seat.inode, seat.refusal) == (host.cgroups.inodes[TRAIN], "")
 
 
+async def test_without_a_cgroup_tree_it_is_known_who_is_whose_but_nobody_has_a_seat() -> None:
+    host = Host()
+    host.processes.put(process(10, TRAIN))
+    host.cgroups.broken = "paths.cgroup_root /none is no cgroup tree"
+    await host.read()
+    assert host.names()["train"] == [10]
+    (seat,) = next(t for t in host.tenants if t.name == "train").seats
+    assert seat.inode == 0
+    assert "cgroup_root" in seat.refusal
+
+
 async def test_a_table_that_cannot_be_read_is_an_error_and_then_forgotten() -> None:
     host = Host()
     host.processes.put(process(10, TRAIN))

@@ -135,10 +135,10 @@ def test_a_stop_while_the_driver_hangs_puts_back_what_it_can_and_says_the_rest(
     )
     daemon = host.run()
     until("the limit is set", lambda: host.card.power_limit_watts == 500)
-    host.stage.driver.hang("nvmlDeviceGetUtilizationRates", gpu=0)
+    host.stage.driver.hang("nvmlDeviceSetPowerManagementLimit", gpu=0)
     assert daemon.stop(40) != 0
     assert "not everything is put back" in daemon.log
-    host.stage.driver.unhang("nvmlDeviceGetUtilizationRates", gpu=0)
+    host.stage.driver.unhang("nvmlDeviceSetPowerManagementLimit", gpu=0)
     assert host.stage.command("restore").returncode == 0
     assert host.card.power_limit_watts == 700
 
