@@ -10,6 +10,7 @@ from gpuagent.decide.merge import merge
 from gpuagent.errors import Corrupt
 from gpuagent.model.plan import Plan, Setting
 from gpuagent.model.state import Frame, Key, NodeState, Reading, Sensed, fold
+from gpuagent.model.text import wired
 from gpuagent.model.vocab import KNOB, SIGNAL, Knob, Signal
 from gpuagent.ports import Policy
 
@@ -39,17 +40,7 @@ def encode(frames: Iterable[Frame]) -> bytes:
     try:
         return _ENCODER.encode(listed)
     except UnicodeEncodeError:
-        return _ENCODER.encode(_plain(msgspec.to_builtins(listed, enc_hook=_names)))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value
+        return _ENCODER.encode(wired(msgspec.to_builtins(listed, enc_hook=_names)))
 
 
 def decode(data: bytes) -> list[Frame]:

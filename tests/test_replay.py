@@ -69,6 +69,19 @@ def test_extra_wakes_change_no_share() -> None:
     assert slow.share("train") == pytest.approx(fast.share("train"))
 
 
+def test_a_stepped_clock_changes_no_plan() -> None:
+    """Wall time may jump by years and the zone may change: all intervals are monotonic."""
+    w = recording()
+    stepped = [
+        msgspec.structs.replace(
+            f,
+            now=Instant(f.now.mono, f.now.wall + (-1) ** n * 3e7 * (n % 7), 3600.0 * (n % 5)),
+        )
+        for n, f in enumerate(w.frames)
+    ]
+    assert replay(stepped, [make(CONFIG) for make in POLICIES]) == plans(w)
+
+
 def test_junk_is_refused() -> None:
     with pytest.raises(Corrupt):
         decode(b"\x93junk")

@@ -15,6 +15,7 @@ import structlog
 
 from gpuagent.behind import Behind
 from gpuagent.model.inventory import Subject
+from gpuagent.model.text import wired
 
 _WAITING_MAX = 10_000
 
@@ -126,18 +127,7 @@ def _line(action: Action) -> bytes:
     try:
         return msgspec.json.encode({"time": time, **fields}) + b"\n"
     except UnicodeEncodeError:
-        return msgspec.json.encode(_plain({"time": time, **fields})) + b"\n"
-
-
-def _plain(value: object) -> object:
-    """The same with every lone surrogate (a byte that was not UTF-8) written as an escape."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value
+        return msgspec.json.encode(wired({"time": time, **fields})) + b"\n"
 
 
 def _write_all(fd: int, data: bytes) -> int:

@@ -148,7 +148,7 @@ class Knob:
         self.deadband = deadband
         """Differences below this, in `unit`, are none."""
         self.family = family
-        """The configuration's name for knobs that are allowed or forbidden together."""
+        """Name of the lever that this knob is a part of, for people: a rung of the ladder."""
         self.takes_effect = takes_effect
         """When a new value begins to act."""
         self.fates = fates
