@@ -24,6 +24,7 @@ _IDLE_RANK = 4
 _WORTH_RATIO = 0.03
 """A limit is not moved by less than this share of its cap: demand is never quite still."""
 _STARVED_RATIO = 0.05
+_ROUNDING_WATTS = 1e-6
 _PATIENCE_SECONDS = 10.0
 _AGAIN_SECONDS = 300.0
 """An alert is said again only after it has not held for this long."""
@@ -38,6 +39,8 @@ class Memory(msgspec.Struct, frozen=True):
     """Budget, cards and their ranges: if these change, the limits are decided anew at once."""
     said: dict[str, float] = {}
     """Alerts by name, and when each last held."""
+    short_since: float | None = None
+    """Since when the floors alone exceed the budget."""
     seen_at: float | None = None
     """When the cards were first known."""
     listed_at: float | None = None
@@ -73,15 +76,16 @@ class PowerBudget:
         alerts = list(self._alerts(state, memory, claims, fixed, unknown))
         said, events = _news(memory.said, alerts, state.now.mono)
         floors = sum(c.floor for c in claims)
+        short = [a for a in alerts if a.kind == "power-budget-unreachable"]
+        since = None if not short else memory.short_since or state.now.mono
         causes = tuple(
-            Cause("power", NODE, state.now.mono, a.text, (("budget_watts", self._budget),))
-            for a in alerts
-            if a.kind == "power-budget-unreachable"
+            Cause("power", NODE, since or a.at, a.text, (("budget_watts", self._budget),))
+            for a in short
         )
         settings = () if _holds_anyhow(claims, usable) else self._settings(memory, claims, state)
-        assert floors > usable or sum(s.value for s in settings) <= usable + 1e-6
+        assert floors > usable or sum(s.value for s in settings) <= usable + _ROUNDING_WATTS
         return (
-            msgspec.structs.replace(memory, said=said),
+            msgspec.structs.replace(memory, said=said, short_since=since),
             Decision(settings=settings, causes=causes, events=events),
         )
 
@@ -95,7 +99,7 @@ class PowerBudget:
         """
         basis = (self._budget, *((c.card, c.floor, c.cap) for c in claims))
         limits = allocate(claims, usable)
-        if basis == memory.basis and sum(memory.limits.values()) <= usable:
+        if basis == memory.basis and sum(memory.limits.values()) <= usable + _ROUNDING_WATTS:
             old = memory.limits
             worth = any(
                 abs(limits[c.card] - old[c.card]) >= max(POWER_LIMIT.deadband, _WORTH_RATIO * c.cap)

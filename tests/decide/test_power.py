@@ -109,7 +109,9 @@ def test_floors_over_the_budget_are_an_alert_said_once() -> None:
     w.run(30)
     assert limits(w) == {A: 200, B: 200}
     assert w.events.count("power-budget-unreachable") == 1
-    assert w.decision.causes[0].kind == "power"
+    [cause] = w.decision.causes
+    assert cause.kind == "power"
+    assert w.now - cause.since == 29, "it says since when"
 
 
 def test_a_starved_level_one_card_is_an_alert_said_once() -> None:
