@@ -215,6 +215,7 @@ class Agent:
 
     async def _until_stopped(self) -> None:
         await self._stopping.wait()
+        self._group = None  # a hangup from here on finds nobody to hand it to
         raise _Stop
 
     def failed(self, failure: BaseExceptionGroup[Exception]) -> int:

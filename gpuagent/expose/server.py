@@ -77,7 +77,7 @@ class Server:
             await self._start_socket()
             if self._listen:
                 await self._start_loopback(Address.parse(self._listen))
-        except BaseException:
+        except BaseException:  # cancelled or refused: half a server must not stay open
             await self.stop()
             raise
         self._started = True

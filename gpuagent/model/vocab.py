@@ -190,7 +190,7 @@ NODE_CPU_BUSY_RATIO = Signal(
 NODE_CPU_PRESSURE_RATIO = Signal(
     "node_cpu_pressure_ratio",
     _NODE,
-    "Share of the last 10 s in which some runnable task waited for a CPU (PSI some avg10).",
+    "Share of the last 10 s in which some task waited for a CPU or its quota (PSI some avg10).",
     history=True,
 )
 NODE_IO_PRESSURE_RATIO = Signal(
