@@ -1,11 +1,7 @@
-"""The routes of the API: what each answers, from the published snapshot, and who may ask.
-
-No request reads or changes the host. A command goes into the inbox, which the next tick drains.
-"""
+"""The routes of the API: what each answers, from the published snapshot, and who may ask."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from enum import Enum, unique
 from typing import Protocol
 
 import msgspec
@@ -15,7 +11,19 @@ from gpuagent.errors import Unavailable
 from gpuagent.expose import explain, picture
 from gpuagent.expose.auth import Peer, Role
 from gpuagent.expose.problems import Trouble, not_found
-from gpuagent.expose.views import Done, Page, View
+from gpuagent.expose.routes import Ask, Do, For, Get, Parameter, Told, current, obeyed
+from gpuagent.expose.views import (
+    EventView,
+    ExplanationView,
+    GpuView,
+    HealthView,
+    NodeView,
+    Page,
+    PlanView,
+    TenantRow,
+    TenantView,
+    View,
+)
 from gpuagent.model.inventory import Tenant
 from gpuagent.model.plan import (
     Command,
@@ -44,41 +52,6 @@ class Inbox(Protocol):
         """Hand a command in. Returns a sentence on what was done; raises an error of ours."""
 
 
-@unique
-class For(Enum):
-    """Who may use a route."""
-
-    ANYONE = "anyone"
-    TENANTS = "tenants"
-    """Administrators, and a tenant's own user for what is that tenant's."""
-    ADMINS = "admins"
-
-
-class Ask(msgspec.Struct, frozen=True):
-    """A request, as far as an answer depends on it."""
-
-    peer: Peer
-    name: str = ""
-    """The variable part of the path, decoded."""
-    query: Mapping[str, str] = {}
-
-
-class Told(Protocol):
-    """What the API tells from."""
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def version(self) -> str: ...
-
-    def latest(self) -> Snapshot | None:
-        """The last published snapshot; None before the first."""
-
-    def settings(self) -> Mapping[str, object]:
-        """The configuration in force, as plain values."""
-
-
 class Sources(msgspec.Struct, frozen=True):
     """A `Told` made of callables."""
 
@@ -86,33 +59,6 @@ class Sources(msgspec.Struct, frozen=True):
     settings: Callable[[], Mapping[str, object]]
     clock: Clock
     version: str
-
-
-Answer = View | Mapping[str, object]
-
-
-class Get(msgspec.Struct, frozen=True):
-    """A route that reads."""
-
-    path: str
-    audience: For
-    answer: Callable[[Told, Ask], Answer]
-
-
-class Post(msgspec.Struct, frozen=True):
-    """A route that hands in a command. All of them are for administrators."""
-
-    path: str
-    command: Callable[[str], Command]
-    audience: For = For.ADMINS
-
-
-def current(told: Told) -> Snapshot:
-    """The last snapshot. Raises Trouble (503) before the first."""
-    snapshot = told.latest()
-    if snapshot is None:
-        raise Trouble(503, "the agent has not finished its first look at the host", retry_after=1)
-    return snapshot
 
 
 # -- reading -------------------------------------------------------------------------------------------
@@ -141,7 +87,7 @@ def _gpu(told: Told, ask: Ask) -> View:
         if wire(card.uuid) == ask.name:
             return picture.gpu_views(snapshot, [card], ask.peer)[0]
     if not ask.peer.sees_all:
-        raise _forbidden(ask.peer, "see a card that none of your tenants is on")
+        raise forbidden(ask.peer, "see a card that none of your tenants is on")
     return not_found(f"there is no card {ask.name!r} here", "GET /v1/gpus lists the cards by UUID")
 
 
@@ -187,7 +133,7 @@ def _named(snapshot: Snapshot, ask: Ask) -> Tenant:
         if wire(tenant.name) == ask.name:
             return tenant
     if not ask.peer.sees_all:
-        raise _forbidden(ask.peer, "see a tenant that is not yours")
+        raise forbidden(ask.peer, "see a tenant that is not yours")
     return not_found(
         f"there is no tenant {ask.name!r} here",
         "GET /v1/tenants lists them; in a path, write / as %2F",
@@ -208,25 +154,111 @@ def _config(told: Told, _ask: Ask) -> Mapping[str, object]:
     return told.settings()
 
 
+LIMIT = Parameter("limit", int, f"How many items at most, 1 to {_PAGE_MOST}; {_PAGE} by default.")
+AFTER = Parameter("after", str, "The `next` of the part before.")
+
 GETS: tuple[Get, ...] = (
-    Get("/v1/node", For.ANYONE, _node),
-    Get("/v1/health", For.ANYONE, _health),
-    Get("/v1/gpus", For.TENANTS, _gpus),
-    Get("/v1/gpus/{name}", For.TENANTS, _gpu),
-    Get("/v1/tenants", For.TENANTS, _tenants),
-    Get("/v1/tenants/{name}", For.TENANTS, _tenant),
-    Get("/v1/tenants/{name}/explanation", For.TENANTS, _explanation),
-    Get("/v1/plan", For.ADMINS, _plan),
-    Get("/v1/events", For.ADMINS, _events),
-    Get("/v1/config", For.ADMINS, _config),
+    Get(
+        path="/v1/node",
+        audience=For.ANYONE,
+        about="Totals of the host; names no tenant.",
+        answer=_node,
+        view=NodeView,
+    ),
+    Get(
+        path="/v1/health",
+        audience=For.ANYONE,
+        about="Whether the agent can do what it is for.",
+        answer=_health,
+        view=HealthView,
+    ),
+    Get(
+        path="/v1/gpus",
+        audience=For.TENANTS,
+        about="The cards, by index.",
+        answer=_gpus,
+        view=Page[GpuView],
+        query=(LIMIT, AFTER),
+    ),
+    Get(
+        path="/v1/gpus/{name}",
+        audience=For.TENANTS,
+        about="One card, by UUID.",
+        answer=_gpu,
+        view=GpuView,
+    ),
+    Get(
+        path="/v1/tenants",
+        audience=For.TENANTS,
+        about="The tenants, by name.",
+        answer=_tenants,
+        view=Page[TenantRow],
+        query=(LIMIT, AFTER),
+    ),
+    Get(
+        path="/v1/tenants/{name}",
+        audience=For.TENANTS,
+        about="One tenant in full.",
+        answer=_tenant,
+        view=TenantView,
+    ),
+    Get(
+        path="/v1/tenants/{name}/explanation",
+        audience=For.TENANTS,
+        about="Why a tenant is treated as it is.",
+        answer=_explanation,
+        view=ExplanationView,
+    ),
+    Get(
+        path="/v1/plan",
+        audience=For.READERS,
+        about="All that is wished, and what became of it.",
+        answer=_plan,
+        view=PlanView,
+    ),
+    Get(
+        path="/v1/events",
+        audience=For.READERS,
+        about="What happened, the latest first.",
+        answer=_events,
+        view=Page[EventView],
+        query=(LIMIT,),
+    ),
+    Get(
+        path="/v1/config",
+        audience=For.ADMINS,
+        about="The configuration in force.",
+        answer=_config,
+        view=dict[str, object],
+    ),
 )
 
-POSTS: tuple[Post, ...] = (
-    Post("/v1/reload", Reload),
-    Post("/v1/pause", Pause),
-    Post("/v1/unpause", Unpause),
-    Post("/v1/release", ReleaseGpus),
-    Post("/v1/resume", ResumeGpus),
+DOS: tuple[Do, ...] = (
+    Do(
+        path="/v1/reload",
+        audience=For.ADMINS,
+        about="Read the configuration file again.",
+        answer=obeyed(Reload),
+    ),
+    Do(
+        path="/v1/pause",
+        audience=For.ADMINS,
+        about="Put everything back and only observe.",
+        answer=obeyed(Pause),
+    ),
+    Do(path="/v1/unpause", audience=For.ADMINS, about="End a pause.", answer=obeyed(Unpause)),
+    Do(
+        path="/v1/release",
+        audience=For.ADMINS,
+        about="Let go of the driver, so that it can be changed or unloaded.",
+        answer=obeyed(ReleaseGpus),
+    ),
+    Do(
+        path="/v1/resume",
+        audience=For.ADMINS,
+        about="Take the driver up again.",
+        answer=obeyed(ResumeGpus),
+    ),
 )
 
 
@@ -243,9 +275,9 @@ class Gate:
         """Raises Trouble (403)."""
         if audience is For.ANYONE or peer.role is Role.ADMIN:
             return
-        if audience is For.TENANTS and peer.role is Role.TENANT:
+        if audience in {For.TENANTS, For.REPORTERS} and peer.role is Role.TENANT:
             return
-        raise _forbidden(peer, "do this")
+        raise forbidden(peer, "do this")
 
     def remedy(self) -> str:
         if not self._group:
@@ -256,9 +288,9 @@ class Gate:
         )
 
 
-def _forbidden(peer: Peer, what: str) -> Trouble:
+def forbidden(peer: Peer, what: str) -> Trouble:
     reason = f": {peer.why}" if peer.why else ""
-    return Trouble(403, f"user {peer.uid} may not {what}{reason}")
+    return Trouble(403, f"{peer.label} may not {what}{reason}")
 
 
 # -- commands ------------------------------------------------------------------------------------------
@@ -271,15 +303,13 @@ class Desk:
         self._inbox = inbox
         self._waiting = 0
 
-    async def take(self, post: Post, peer: Peer) -> Done:
-        """Hand in the command and wait for its answer. Raises what the inbox raises."""
+    async def submit(self, command: Command) -> str:
+        """Hand the command in and wait for its answer. Raises what the inbox raises."""
         if self._waiting >= _COMMANDS_WAITING:
             raise Trouble(503, "too many commands are waiting", "try again", retry_after=1)
         self._waiting += 1
         try:
-            return Done(
-                done=await self._answer(self._inbox.submit(post.command(f"uid {peer.uid}")))
-            )
+            return await self._answer(self._inbox.submit(command))
         finally:
             self._waiting -= 1
 

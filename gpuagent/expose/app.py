@@ -6,7 +6,7 @@ problem document.
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -16,24 +16,19 @@ from aiohttp.typedefs import Handler, Middleware
 from gpuagent.errors import AgentError, Corrupt
 from gpuagent.expose import problems
 from gpuagent.expose.api import (
+    DOS,
     GETS,
-    POSTS,
     STALE_SECONDS,
-    Ask,
     Desk,
-    For,
     Gate,
-    Get,
     Inbox,
-    Post,
-    Told,
-    current,
     to_json,
 )
 from gpuagent.expose.auth import Peer
 from gpuagent.expose.door import Door
 from gpuagent.expose.metrics import CONTENT_TYPE, Exposition
 from gpuagent.expose.problems import Problem, Trouble
+from gpuagent.expose.routes import Ask, Do, For, Get, Told, current
 from gpuagent.log import printable
 from gpuagent.model.plan import Snapshot
 
@@ -109,11 +104,10 @@ def socket_app(
     )
     desk = Desk(inbox)
     for get in GETS:
-        # Names may hold anything; aiohttp by itself would not match one with a brace.
-        path = get.path.replace("{name}", "{name:[^/]+}")
-        _add(app, path, _reader(told, get, gate, peer_of))
-    for post in POSTS:
-        _add(app, post.path, _taker(desk, post, gate, peer_of), method="POST")
+        _add(app, _pattern(get.path), _reader(told, get, gate, peer_of))
+    for do in DOS:
+        taker = _taker(told, desk, do, gate, peer_of)
+        _add(app, _pattern(do.path), taker, method=do.method)
     _add(app, "/healthz", pages.healthz)
     _add(app, "/readyz", pages.readyz)
 
@@ -184,21 +178,47 @@ def _reader(told: Told, get: Get, gate: Gate, peer_of: PeerOf) -> Handler:
     return respond
 
 
-def _taker(desk: Desk, post: Post, gate: Gate, peer_of: PeerOf) -> Handler:
+def _pattern(path: str) -> str:
+    """Names may hold anything; aiohttp by itself would not match one with a brace."""
+    return path.replace("{name}", "{name:[^/]+}")
+
+
+def _taker(told: Told, desk: Desk, do: Do, gate: Gate, peer_of: PeerOf) -> Handler:
     async def respond(request: web.Request) -> web.Response:
         peer = peer_of(request)
-        gate.check(peer, post.audience)
-        try:
-            if (request.content_length or 0) > BODY_MOST_BYTES:
-                raise web.HTTPRequestEntityTooLarge(BODY_MOST_BYTES, request.content_length or 0)
-            async with asyncio.timeout(_BODY_SECONDS):
-                await request.read()  # commands have no arguments; a body is bounded, not used
-        except TimeoutError:
-            raise Trouble(408, f"the body did not arrive within {_BODY_SECONDS:.0f} s") from None
-        done = await desk.take(post, peer)
-        return web.Response(body=to_json(done), content_type="application/json")
+        gate.check(peer, do.audience)
+        name, query = request.match_info.get("name", ""), dict(request.query)
+        ask = Ask(peer, name, query, _parsed(await _body(request), do.body))
+        done = await do.answer(told, ask, desk.submit)
+        return web.Response(status=do.status, body=to_json(done), content_type="application/json")
 
     return respond
+
+
+async def _body(request: web.Request) -> bytes:
+    """What was sent. Raises Trouble (408), HTTPRequestEntityTooLarge."""
+    if (request.content_length or 0) > BODY_MOST_BYTES:
+        raise web.HTTPRequestEntityTooLarge(BODY_MOST_BYTES, request.content_length or 0)
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise Trouble(408, f"the body did not arrive within {_BODY_SECONDS:.0f} s") from None
+
+
+def _parsed(body: bytes, kind: Any) -> Any:
+    """The body as the type that the route declares. Raises Trouble (400, 422).
+
+    Where a route declares none, what is sent is bounded and not looked at.
+    """
+    if kind is None:
+        return None
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise Trouble(422, f"the body does not fit: {printable(str(error))}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Trouble(400, f"the body is no JSON: {printable(str(error))}") from None
 
 
 def _guard(gate: Gate | None, send_seconds: float, door: Door) -> Middleware:

@@ -68,6 +68,11 @@ class Peer(msgspec.Struct, frozen=True):
     """Why it is no administrator, where that may surprise."""
 
     @property
+    def label(self) -> str:
+        """Who it is, for the log and for messages."""
+        return f"user {self.uid}"
+
+    @property
     def sees_all(self) -> bool:
         return self.role is Role.ADMIN
 

@@ -11,9 +11,10 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from aiohttp import web
 
-from gpuagent.expose.api import Told, to_json
+from gpuagent.expose.api import to_json
 from gpuagent.expose.auth import Caller, Peer, Role, Rules, Socket, judge, look
 from gpuagent.expose.problems import MEDIA_TYPE, Trouble
+from gpuagent.expose.routes import Told
 from gpuagent.model.inventory import Inventory
 
 CONNECTIONS = 128

@@ -11,11 +11,12 @@ import structlog
 from aiohttp import web
 
 from gpuagent.clock import patiently
-from gpuagent.expose.api import Gate, Inbox, Told
+from gpuagent.expose.api import Gate, Inbox
 from gpuagent.expose.app import Speaker, loopback_app, socket_app
 from gpuagent.expose.auth import Rules, cgroup_of
 from gpuagent.expose.door import FIRST_REQUEST_SECONDS, Admission, Anyone, Callers, Door
 from gpuagent.expose.metrics import Exposition
+from gpuagent.expose.routes import Told
 from gpuagent.expose.sockets import (
     BACKLOG,
     Address,

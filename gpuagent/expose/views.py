@@ -1,7 +1,7 @@
 """The shape of every response of the API. Unknown is null, never 0; names end in their base unit."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -278,10 +278,13 @@ class HealthView(View, frozen=True):
     loop: LoopView
 
 
-class Page(View, frozen=True):
+Item = TypeVar("Item", bound=View)
+
+
+class Page(View, Generic[Item], frozen=True):
     """A part of a list in a stable order."""
 
-    items: tuple[View, ...]
+    items: tuple[Item, ...]
     next: str | None
     """Pass it as `after` for the next part; null at the end."""
     total: int

@@ -358,7 +358,7 @@ async def test_commands_reach_the_inbox(target: str, kind: type) -> None:
         reply = await ask(path, target, method="POST", body=b"{}")
     assert reply.status == 200
     assert reply.json == {"done": "done as you wished"}
-    assert commands.seen == [kind(by="uid 0")]
+    assert commands.seen == [kind(by="user 0")]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuagent.expose.api import GETS, POSTS, Gate
+from gpuagent.expose.api import DOS, GETS, Gate
 from gpuagent.expose.app import socket_app
 from gpuagent.expose.auth import (
     Caller,
@@ -76,7 +76,7 @@ ALLOWED = {
 def test_the_table_names_every_route() -> None:
     names = {snapshots.GPU0: "{name}", "train": "{name}"}
     listed = {"/".join(names.get(p, p) for p in r.partition(" ")[2].split("/")) for r in ALLOWED}
-    assert {g.path for g in GETS} | {p.path for p in POSTS} <= listed
+    assert {g.path for g in GETS} | {p.path for p in DOS} <= listed
 
 
 @pytest.mark.parametrize(("peer", "column"), [(ADMIN, 0), (OWNER, 1), (OTHER, 2)])
@@ -101,7 +101,7 @@ async def test_every_route_for_every_role(peer: Peer, column: int) -> None:
                 problem = await reply.json(content_type="application/problem+json")
                 assert "usermod -aG gpuagent" in problem["remedy"]
     exposition.close()
-    assert len(commands.seen) == (len(POSTS) if column == 0 else 0)
+    assert len(commands.seen) == (len(DOS) if column == 0 else 0)
 
 
 async def test_a_tenants_own_user_sees_nobody_else() -> None:
