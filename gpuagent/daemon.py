@@ -10,38 +10,24 @@ import os
 import signal
 from collections.abc import Collection, Iterator
 
-import msgspec
 import structlog
 
 import gpuagent
-from gpuagent import act, sense, trail
+from gpuagent import trail
 from gpuagent.act.audit import AuditLog
-from gpuagent.act.books import Books
 from gpuagent.act.ledger import Ledger, boot_id
-from gpuagent.act.reconcile import Reconciler
 from gpuagent.act.record import Target
-from gpuagent.act.restore import Occasion, Report, failed, put_back
+from gpuagent.act.restore import Occasion, Report, failed
 from gpuagent.clock import SystemClock, patiently
-from gpuagent.config import Config
 from gpuagent.configfile import Loaded, changed_needs_restart, describe, load
-from gpuagent.decide import POLICIES
+from gpuagent.core import Core, Kept
 from gpuagent.decide.merge import Violation
-from gpuagent.errands import Errands
 from gpuagent.errors import AgentError, ConfigError
 from gpuagent.expose.api import Sources
 from gpuagent.expose.server import Server
-from gpuagent.host.cgroups import CgroupTree
-from gpuagent.host.kmsg import Kmsg
-from gpuagent.host.netlink import ProcessEvents
+from gpuagent.host.machine import Machine
 from gpuagent.host.notify import Notify
-from gpuagent.host.nvml import NvmlGpus
-from gpuagent.host.procfs import HostNode, ProcTable
-from gpuagent.loop import Loop
 from gpuagent.model.plan import Posture, Reload
-from gpuagent.model.state import Event
-from gpuagent.publish import Publisher
-from gpuagent.record import FlightRecorder
-from gpuagent.sensing import Sensing
 from gpuagent.starts import CRASHES_TO_OBSERVE, PauseMark, Starts, replace_file
 
 EX_OK = 0
@@ -54,7 +40,6 @@ _FIRST_LOOK_SECONDS = 0.5
 _READY_SECONDS = 60.0
 _STOP_SECONDS = 12.0
 """How long a stop tries to put back what cannot be at once: a driver that hangs gets a new reader."""
-_AGAIN_SECONDS = 0.5
 
 _log = structlog.get_logger()
 
@@ -72,89 +57,41 @@ class Agent:
         self._started_with = config
         self._clock = SystemClock()
         self._notify = Notify.from_environment(os.environ)
-        self._publisher = Publisher(self._notify)
         state_dir = config.paths.state_dir
         self._starts = Starts(state_dir, boot_id())
         self._mark = PauseMark(state_dir)
         self._ledger = Ledger(state_dir)
         self._audit = AuditLog(state_dir)
-        self._recorder = FlightRecorder()
         self._stopping = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self._reading = asyncio.Lock()
         """One reload at a time, so that the file that was read last is the one in force."""
 
-        cgroups = CgroupTree(config.paths.cgroup_root)
-        self._events = ProcessEvents(wake=self.wake, clock=self._clock)
-        self._gpus = NvmlGpus(
-            settings=config.nvml,
-            library=config.paths.nvml_library,
-            clock=self._clock,
-            wake=self.wake,
-        )
-        self._actuators = act.actuators(
-            act.Means(
-                cgroups=cgroups,
-                gpus=self._gpus,
-                cpu_period_seconds=config.backpressure.cpu_period,
-            )
-        )
-        self._reconciler = Reconciler(
-            actuators=self._actuators,
-            ledger=self._ledger,
-            audit=self._audit,
-            clock=self._clock,
-            wake=self.wake,
-        )
-        self._errands = Errands(
-            gpus=self._gpus,
-            mark=self._mark,
-            reload=self._reload,
-            wake=self.wake,
-            posture=lambda: self._loop.posture,
-            take=self._take_posture,
-            shown=lambda: self._publisher.shown(self._clock.now().mono),
-        )
-        self._sensors = sense.sensors(
-            sense.Means(
-                config=config,
-                gpus=self._gpus,
-                cgroups=cgroups,
-                processes=ProcTable(),
-                events=self._events,
-                node=HostNode(cgroup_root=config.paths.cgroup_root),
-                kernel_log=Kmsg(config.paths.kernel_log),
-                clock=self._clock,
-                agent_pid=os.getpid(),
-            )
-        )
-        self._loop = Loop(
-            clock=self._clock,
-            sensing=Sensing((*self._sensors, Books(self._ledger, self._audit)), self._clock),
-            policies=[make(config) for make in POLICIES],
-            reconciler=self._reconciler,
+        self._host = Machine(config.paths, config.nvml, clock=self._clock, wake=self.wake)
+        self._core = Core(
+            config,
+            host=self._host,
+            kept=Kept(ledger=self._ledger, audit=self._audit, mark=self._mark),
             posture=self._first_posture(),
-            obey=self._errands.obey,
-            publish=self._publisher.publish,
-            recorder=self._recorder,
-            tick_seconds=config.tick,
+            agent_pid=os.getpid(),
+            reread=self._reload,
+            notify=self._notify,
         )
         self._server = Server(
             Sources(
-                latest=self._publisher.latest,
+                latest=self._core.publisher.latest,
                 settings=lambda: describe(self._loaded.config),
                 clock=self._clock,
                 version=gpuagent.__version__,
             ),
-            self._loop.inbox,
+            self._core.loop.inbox,
             path=config.paths.socket,
             group=config.api.group,
             metrics_listen=config.api.metrics_listen,
         )
-        self._watch_marks(config)
 
     def wake(self, why: str) -> None:
-        self._loop.wake(why)
+        self._core.wake(why)
 
     # -- one run -------------------------------------------------------------------------------------
 
@@ -169,7 +106,7 @@ class Agent:
         trail.leave(self._loaded.config.paths)
         async with asyncio.TaskGroup() as host:
             # These outlive the loop: what it has changed is put back through them.
-            below = (self._gpus, self._events, self._reconciler, self._server)
+            below = (self._host.gpus, self._host.events, self._core.reconciler, self._server)
             tasks = [host.create_task(part.run()) for part in below]
             try:
                 await self._begin()
@@ -186,23 +123,23 @@ class Agent:
         demoted = crashes >= CRASHES_TO_OBSERVE
         if demoted:
             why = f"{crashes} crashes within ten minutes; the log says more of each"
-            self._take_posture(msgspec.structs.replace(self._loop.posture, demoted=why))
-            self._event("demoted", f"only observing, although configured to enforce: {why}")
+            self._core.change(demoted=why)
+            self._core.event("demoted", f"only observing, although configured to enforce: {why}")
         elif crashes:
-            self._event("crash", "the run before this one ended without a clean stop")
+            self._core.event("crash", "the run before this one ended without a clean stop")
         for problem in self._ledger.problems:
-            self._event("ledger-damaged", problem)
-        await patiently(self._gpus.settled(), _FIRST_LOOK_SECONDS)
+            self._core.event("ledger-damaged", problem)
+        await patiently(self._host.gpus.settled(), _FIRST_LOOK_SECONDS)
         occasion = Occasion.RESCUE if demoted else Occasion.CRASH
         report = await self._put_back(occasion)
-        self._reconciler.adopt(report, now=self._clock.now())
+        self._core.reconciler.adopt(report, now=self._clock.now())
 
     async def _control(self) -> int:
         """Run the loop until somebody stops us or something of ours fails."""
         code = EX_OK
         try:
             async with asyncio.TaskGroup() as group:
-                for part in (self._errands, self._loop):
+                for part in (self._core.errands, self._core.loop):
                     group.create_task(part.run())
                 group.create_task(self._announce())
                 group.create_task(self._until_stopped())
@@ -227,7 +164,7 @@ class Agent:
         _, faults = failure.split(
             lambda e: isinstance(e, AgentError) and not isinstance(e, Violation)
         )
-        if faults is None and self._publisher.latest() is None:
+        if faults is None and self._core.publisher.latest() is None:
             for error in _leaves(failure):
                 _log.error("cannot run", why=str(error))
             return EX_FAILED
@@ -236,18 +173,18 @@ class Agent:
         return EX_BUG
 
     async def _announce(self) -> None:
-        await self._publisher.shown(float("-inf"), seconds=_READY_SECONDS)
-        self._notify.ready(self._status())
-        _log.info("ready", mode=self._loop.posture.mode, version=gpuagent.__version__)
+        await self._core.publisher.shown(float("-inf"), seconds=_READY_SECONDS)
+        self._notify.ready(self._core.status())
+        _log.info("ready", mode=self._core.loop.posture.mode, version=gpuagent.__version__)
 
     async def _end(self, code: int) -> int:
         """Put everything back, close the books. Returns the exit code: nothing left is 0."""
         self._notify.stopping()
-        busy = await self._reconciler.close()
-        if self._loop.posture.released:
+        busy = await self._core.reconciler.close()
+        if self._core.loop.posture.released:
             # What was let go of is needed once more: limits of ours must not stay on the cards.
-            await self._gpus.resume()
-            await patiently(self._gpus.settled(), _FIRST_LOOK_SECONDS)
+            await self._host.gpus.resume()
+            await patiently(self._host.gpus.settled(), _FIRST_LOOK_SECONDS)
         occasion = Occasion.STOP if code == EX_OK else Occasion.RESCUE
         report = await self._put_back(occasion, busy=busy, seconds=_STOP_SECONDS)
         if failed(report):
@@ -269,7 +206,7 @@ class Agent:
 
     async def _reload_for_signal(self) -> None:
         with contextlib.suppress(AgentError):  # logged where it was found
-            await self._loop.inbox.submit(Reload(by="SIGHUP"))
+            await self._core.loop.inbox.submit(Reload(by="SIGHUP"))
 
     async def _reload(self, by: str) -> str:
         """Read the configuration file again; a broken one changes nothing. Raises ConfigError."""
@@ -284,12 +221,14 @@ class Agent:
             restart = changed_needs_restart(self._started_with, loaded.config)
             self._apply(loaded)
         except ConfigError as error:
-            self._take_posture(msgspec.structs.replace(self._loop.posture, config_error=str(error)))
+            self._core.change(config_error=str(error))
             _log.error("reload refused; the running configuration stays in force", why=str(error))
             raise
         finally:
-            self._notify.ready(self._status())
-        self._event("reloaded", f"configuration {loaded.path} read again for {by}", alert=False)
+            self._notify.ready(self._core.status())
+        self._core.event(
+            "reloaded", f"configuration {loaded.path} read again for {by}", alert=False
+        )
         late = f"; in force after a restart: {', '.join(restart)}" if restart else ""
         return f"configuration {loaded.path} is in force{late}"
 
@@ -307,30 +246,13 @@ class Agent:
     def _apply(self, loaded: Loaded) -> None:
         config = loaded.config
         self._loaded = loaded
-        self._loop.policies = tuple(make(config) for make in POLICIES)
-        self._loop.tick_seconds = config.tick
-        self._gpus.reconfigure(config.nvml)
-        sense.configure(self._sensors, config)
-        self._watch_marks(config)
-        self._take_posture(
-            msgspec.structs.replace(
-                self._loop.posture,
-                mode=config.mode,
-                config_error="",
-                config_loaded_wall=self._clock.now().wall,
-            )
+        self._host.gpus.reconfigure(config.nvml)
+        self._core.configure(config)
+        self._core.change(
+            mode=config.mode, config_error="", config_loaded_wall=self._clock.now().wall
         )
         for warning in loaded.warnings:
             _log.warning("configuration", why=warning)
-
-    def _watch_marks(self, config: Config) -> None:
-        law = config.backpressure
-        self._gpus.watch(
-            {
-                "gpu_memory_used_ratio": law.memory_high,
-                "gpu_temperature_celsius": law.temperature_high,
-            }
-        )
 
     # -- small things --------------------------------------------------------------------------------
 
@@ -345,45 +267,22 @@ class Agent:
             config_loaded_wall=self._clock.now().wall,
         )
 
-    def _take_posture(self, posture: Posture) -> None:
-        self._loop.posture = posture
-        self._notify.status(self._status())
-        self._loop.wake("the posture has changed")
-
-    def _status(self) -> str:
-        posture = self._loop.posture
-        doing: str = "paused" if posture.paused else posture.mode
-        if posture.demoted:
-            doing = f"observe, after crashes; configured to {posture.mode}"
-        return f"{doing}; configuration is broken" if posture.config_error else doing
-
-    def _event(self, kind: str, text: str, *, alert: bool = True) -> None:
-        self._publisher.note(Event(kind, self._clock.now().mono, text, alert=alert))
-
     async def _put_back(
         self, occasion: Occasion, *, busy: Collection[Target] = (), seconds: float = 0.0
     ) -> Report:
-        """Put back what the occasion demands; what fails is tried again for so long."""
-        until = self._clock.now().mono + seconds
-        while True:
-            report = await put_back(
-                ledger=self._ledger,
-                actuators=self._actuators,
-                occasion=occasion,
-                clock=self._clock,
-                keep_on_stop=self._loaded.config.power.keep_on_stop,
-                busy=busy,
-                audit=self._audit,
-            )
-            if not failed(report) or self._clock.now().mono >= until:
-                break
-            await self._clock.sleep(_AGAIN_SECONDS)
+        """Put back what the occasion demands, and say so; what fails is tried again for so long."""
+        report = await self._core.put_back(
+            occasion,
+            keep_on_stop=self._loaded.config.power.keep_on_stop,
+            busy=busy,
+            seconds=seconds,
+        )
         tell(report)
         return report
 
     def _dump(self) -> None:
         """Leave what led to a failed decision, for whoever is to find the bug."""
-        frames, memories = self._recorder.dump()
+        frames, memories = self._core.recorder.dump()
         base = os.path.join(self._loaded.config.paths.state_dir, "crash")
         with contextlib.suppress(OSError):
             replace_file(f"{base}-frames.msgpack", frames)

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
+from gpuagent.clock import Clock
 from gpuagent.model.inventory import Process, Subject
 from gpuagent.model.plan import Decision
 from gpuagent.model.state import Health, Instant, NodeState, Sensed
@@ -185,6 +186,24 @@ class ProcessEvents(Protocol):
         """What was heard since the last call, in order; never waits. Some may be missing."""
 
 
+class LatencyReport(msgspec.Struct, frozen=True):
+    """What a tenant says of its own latency, or what its metrics say."""
+
+    tenant: str
+    quantile: float
+    """Between 0 and 1: 0.99 for p99. A mean is none."""
+    seconds: float
+    at: float
+    """Monotonic seconds of the measurement."""
+
+
+class Latencies(Protocol):
+    """Where the latencies of tenants come in."""
+
+    def take(self) -> Sequence[LatencyReport]:
+        """What came in since the last call, the newest of each tenant and quantile; never waits."""
+
+
 class NodeFacts(msgspec.Struct, frozen=True):
     """The host as a whole; None where the kernel does not say."""
 
@@ -221,6 +240,25 @@ class Node(Protocol):
     """Facts about the host. Blocking call."""
 
     def read(self) -> NodeFacts: ...
+
+
+class Host(Protocol):
+    """All of the above: one host, real or simulated."""
+
+    @property
+    def gpus(self) -> Gpus: ...
+    @property
+    def cgroups(self) -> Cgroups: ...
+    @property
+    def processes(self) -> Processes: ...
+    @property
+    def events(self) -> ProcessEvents: ...
+    @property
+    def node(self) -> Node: ...
+    @property
+    def kernel_log(self) -> KernelLog: ...
+    @property
+    def clock(self) -> Clock: ...
 
 
 class Service(Protocol):

@@ -1,0 +1,195 @@
+"""The agent between a host and its readers: loop, sensors, policies, lanes and errands, put together.
+
+What it runs on is given to it, so that the daemon on a real host and a trial on a simulated one are
+the same agent.
+"""
+
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpuagent import act, sense
+from gpuagent.act.audit import AuditLog
+from gpuagent.act.books import Books
+from gpuagent.act.ledger import Ledger
+from gpuagent.act.reconcile import Reconciler
+from gpuagent.act.record import Target
+from gpuagent.act.restore import Occasion, Report, failed, put_back
+from gpuagent.config import Config
+from gpuagent.decide import POLICIES
+from gpuagent.errands import Errands
+from gpuagent.host.notify import Notify
+from gpuagent.loop import Loop
+from gpuagent.model.plan import Posture
+from gpuagent.model.state import Event
+from gpuagent.ports import Host, Policy
+from gpuagent.publish import Publisher
+from gpuagent.record import FlightRecorder
+from gpuagent.sensing import PATIENCE_SECONDS, Sensing
+from gpuagent.starts import PauseMark
+
+_AGAIN_SECONDS = 0.5
+
+Policies = Callable[[Config], Sequence[Policy[Any]]]
+Reread = Callable[[str], Coroutine[Any, Any, str]]
+"""Reads the configuration again for somebody, and says what came of it. Raises ConfigError."""
+
+
+def shipped(config: Config) -> tuple[Policy[Any], ...]:
+    """The agent's own policies."""
+    return tuple(make(config) for make in POLICIES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What outlives a run, in a state directory that the run holds."""
+
+    ledger: Ledger
+    audit: AuditLog
+    mark: PauseMark
+
+
+class Core:
+    """One run. Its tasks are `services` and `loop.run`; a trial calls `loop.tick` itself."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        host: Host,
+        kept: Kept,
+        posture: Posture,
+        agent_pid: int,
+        reread: Reread,
+        notify: Notify,
+        policies: Policies = shipped,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        """`agent_pid` is the agent's own process on that host; `patience` is for `Sensing`."""
+        self.publisher = Publisher(notify)
+        self.recorder = FlightRecorder()
+        self._host = host
+        self._kept = kept
+        self._notify = notify
+        self._policies = policies
+        self.actuators = act.actuators(
+            act.Means(
+                cgroups=host.cgroups,
+                gpus=host.gpus,
+                cpu_period_seconds=config.backpressure.cpu_period,
+            )
+        )
+        self.reconciler = Reconciler(
+            actuators=self.actuators,
+            ledger=kept.ledger,
+            audit=kept.audit,
+            clock=host.clock,
+            wake=self.wake,
+        )
+        self.errands = Errands(
+            gpus=host.gpus,
+            mark=kept.mark,
+            reload=reread,
+            wake=self.wake,
+            posture=lambda: self.loop.posture,
+            take=self.take,
+            shown=lambda: self.publisher.shown(host.clock.now().mono),
+        )
+        self.sensors = sense.sensors(
+            sense.Means(
+                config=config,
+                gpus=host.gpus,
+                cgroups=host.cgroups,
+                processes=host.processes,
+                events=host.events,
+                node=host.node,
+                kernel_log=host.kernel_log,
+                clock=host.clock,
+                agent_pid=agent_pid,
+            )
+        )
+        books = Books(kept.ledger, kept.audit)
+        self.loop = Loop(
+            clock=host.clock,
+            sensing=Sensing((*self.sensors, books), host.clock, patience=patience),
+            policies=policies(config),
+            reconciler=self.reconciler,
+            posture=posture,
+            obey=self.errands.obey,
+            publish=self.publisher.publish,
+            recorder=self.recorder,
+            tick_seconds=config.tick,
+        )
+        self._watch_marks(config)
+
+    def wake(self, why: str) -> None:
+        self.loop.wake(why)
+
+    # -- what it is to do ----------------------------------------------------------------------------
+
+    def configure(self, config: Config) -> None:
+        """Go on under another configuration; what policies remember stays."""
+        self.loop.policies = tuple(self._policies(config))
+        self.loop.tick_seconds = config.tick
+        sense.configure(self.sensors, config)
+        self._watch_marks(config)
+
+    def _watch_marks(self, config: Config) -> None:
+        law = config.backpressure
+        self._host.gpus.watch(
+            {
+                "gpu_memory_used_ratio": law.memory_high,
+                "gpu_temperature_celsius": law.temperature_high,
+            }
+        )
+
+    def take(self, posture: Posture) -> None:
+        """Be in this posture from the next tick on, which comes at once."""
+        self.loop.posture = posture
+        self._notify.status(self.status())
+        self.loop.wake("the posture has changed")
+
+    def change(self, **fields: Any) -> None:
+        """Take the posture in force with other values for these fields."""
+        self.take(msgspec.structs.replace(self.loop.posture, **fields))
+
+    def status(self) -> str:
+        """What it is doing, in a few words."""
+        posture = self.loop.posture
+        doing: str = "paused" if posture.paused else posture.mode
+        if posture.demoted:
+            doing = f"observe, after crashes; configured to {posture.mode}"
+        return f"{doing}; configuration is broken" if posture.config_error else doing
+
+    def event(self, kind: str, text: str, *, alert: bool = True) -> None:
+        """Tell of something that no sensor and no policy has seen."""
+        self.publisher.note(Event(kind, self._host.clock.now().mono, text, alert=alert))
+
+    # -- what it has changed -------------------------------------------------------------------------
+
+    async def put_back(
+        self,
+        occasion: Occasion,
+        *,
+        keep_on_stop: bool = False,
+        busy: Collection[Target] = (),
+        seconds: float = 0.0,
+    ) -> Report:
+        """Put back what the occasion demands; what fails is tried again for so long."""
+        clock = self._host.clock
+        until = clock.now().mono + seconds
+        while True:
+            report = await put_back(
+                ledger=self._kept.ledger,
+                actuators=self.actuators,
+                occasion=occasion,
+                clock=clock,
+                keep_on_stop=keep_on_stop,
+                busy=busy,
+                audit=self._kept.audit,
+            )
+            if not failed(report) or clock.now().mono >= until:
+                return report
+            await clock.sleep(_AGAIN_SECONDS)
