@@ -1,6 +1,6 @@
 """One simulated card: who runs on it, and its memory, clocks, power, heat and energy.
 
-Theory of operation. In each step every job gets its turn (`jobs`), and what they used makes the
+Theory of operation. In each step every job gets its turn (`sharing`), and what they used makes the
 card's mean dynamic power. The power limit and the temperature set the clock of the next step
 (`curve`); a new limit acts after its delay. Die and heat sink are one mass: the temperature runs
 towards ambient plus power times the thermal resistance. At the slowdown temperature the clock is
@@ -8,11 +8,14 @@ taken down step by step, and given back below it.
 """
 
 from collections import deque
+from collections.abc import Collection
 from random import Random
 
 from gpuagent.sim.curve import Curve, Shape
 from gpuagent.sim.jobs import Job, Turn
-from gpuagent.sim.profiles import CardProfile
+from gpuagent.sim.mps import SimMps
+from gpuagent.sim.profiles import CardProfile, MpsProfile
+from gpuagent.sim.sharing import NOBODY, SideBySide, TimeSlices, Used
 
 _AVERAGE_SECONDS = 1.0
 """FACTS 2, for cards whose power is an average."""
@@ -70,7 +73,11 @@ class Card:
         self.utilization = Window(max(round(window / step), 1))
         self.average_watts = Window(max(round(_AVERAGE_SECONDS / step), 1), self.watts)
         self.used_seconds: dict[int, float] = {}
-        """Time in which kernels of each process ran, since it came."""
+        """Time in which kernels of each process ran, since it came; of an MPS server, those of any
+        client, and none of the clients'."""
+        self._sliced = TimeSlices(profile, self.used_seconds)
+        self.side_by_side: SideBySide | None = None
+        """Set where all that runs here runs through MPS."""
         self._random = random
         self._curve = profile.curve
         self._step = step
@@ -108,6 +115,19 @@ class Card:
         noise = self._random.gauss(1.0, self.profile.power_noise_ratio.value)
         return round(max(watts * noise, 0.0), 3)
 
+    # -- MPS ------------------------------------------------------------------------------------------
+
+    def use_mps(self, profile: MpsProfile, daemon: SimMps) -> None:
+        """From now on, every process here is a client of this daemon's server."""
+        self.side_by_side = SideBySide(self.profile, profile, daemon.clients, self.used_seconds)
+
+    def serve_mps(self, pid: int, memory: float) -> None:
+        """The server of MPS has started; it takes so many bytes."""
+        assert self.side_by_side is not None
+        self.side_by_side.server_pid = pid
+        self.memory[pid] = memory
+        self.used_seconds[pid] = 0.0
+
     # -- who is there ---------------------------------------------------------------------------------
 
     def enter(self, pid: int) -> bool:
@@ -130,25 +150,22 @@ class Card:
     def leave(self, pid: int) -> None:
         for table in (self.jobs, self.memory, self.used_seconds):
             table.pop(pid, None)
+        if self.side_by_side is not None:
+            self.side_by_side.places.pop(pid, None)
 
     # -- time -----------------------------------------------------------------------------------------
 
-    def step(self, at: float, cpu: dict[int, float]) -> None:
-        """One step from `at`; `cpu` is the share of its CPU demand that each process was given."""
+    def step(self, at: float, cpu: dict[int, float], frozen: Collection[int] = NOBODY) -> None:
+        """One step from `at`.
+
+        `cpu` is the share of its CPU demand that each process was given, `frozen` who is frozen.
+        """
         if self._changes:
             self._take_limits(at)
-        seconds, turn = self._step, self._turn
-        turn.at, turn.seconds, turn.clock = at, seconds, self.clock
-        waiting = 0.0
-        for job in self.jobs.values():
-            waiting += job.pending
-        for pid, job in self.jobs.items():
-            turn.cpu = cpu[pid]
-            turn.others = max(waiting - job.pending, 0.0)
-            turn.stretch = 1.0 + turn.others
-            job.step(turn)
-            self.used_seconds[pid] += job.gpu_share * seconds
-        self._power()
+        turn = self._turn
+        turn.at, turn.seconds, turn.clock = at, self._step, self.clock
+        sharing = self.side_by_side or self._sliced
+        self._power(sharing.step(self.jobs, turn, cpu, frozen))
         self._heat()
 
     def _take_limits(self, at: float) -> None:
@@ -157,16 +174,11 @@ class Card:
                 self.enforced_watts = watts
         self._changes = [c for c in self._changes if c[0] > at]
 
-    def _power(self) -> None:
+    def _power(self, used: Used) -> None:
         """Power of this step, and the clock of the next."""
         curve, idle = self._curve, self._curve.idle_watts
-        share = dynamic = 0.0
-        for job in self.jobs.values():
-            share += job.gpu_share
-            dynamic += job.gpu_share * max(job.shape.busy_watts - idle, 0.0)
-        busy = idle + dynamic / share if share > 0 else idle
-        # Time slices share the card out: together they cannot run for more than the whole time.
-        running = min(share, 1.0)
+        running = used.running
+        busy = idle + used.dynamic_watts / running if running > 0 else idle
         # The power controller is far faster than a step: what ran kept to the limit.
         drawn = min(curve.busy_watts(self.clock, busy), max(self.enforced_watts, idle))
         self.watts = idle + running * (drawn - idle)

@@ -74,6 +74,11 @@ class SimCgroups:
                 return f"{sum(g.memory_bytes for g in group.family()):.0f}"
             case "cpu.pressure" if not group.below:
                 return group.pressure.text()
+            case "cgroup.freeze" if group.above is not None:
+                return str(int(group.freeze))
+            case "cgroup.events" if group.above is not None:
+                populated = any(g.processes for g in group.family())
+                return f"populated {populated:d}\nfrozen {group.frozen:d}"
         raise Unsupported(f"{path}/{file}: no such control file")
 
     def read_all(self, path: str, inode: int, files: Sequence[str]) -> dict[str, str]:
@@ -96,6 +101,11 @@ class SimCgroups:
                 if not (_whole(text) and 1 <= int(text) <= _WEIGHT_MAX):
                     raise _refused(path, file, text)
                 group.weight = int(text)
+            case "cgroup.freeze" if group.above is not None:
+                value = text.removesuffix("\n")
+                if value not in {"0", "1"}:
+                    raise _refused(path, file, text)
+                group.set_freeze(value == "1")
             case _:
                 self.read(path, file)
                 raise Refused(f"{path}/{file}: cannot be written")

@@ -25,11 +25,14 @@ class Pressure:
     def count(self, share: float, seconds: float, weights: tuple[float, ...]) -> None:
         """`share` of `seconds` was spent waiting; `weights` are those of `decay(seconds)`."""
         averages = self.averages
-        if share == 0.0 and averages[-1] < _NONE:
-            return
         for i, weight in enumerate(weights):
             averages[i] += (share - averages[i]) * weight
         self.total_seconds += share * seconds
+
+    @property
+    def none(self) -> bool:
+        """Whether there has been none for so long that nothing is left to be counted."""
+        return self.averages[-1] < _NONE
 
     def text(self) -> str:
         """As the kernel prints it; cpu pressure "full" is not simulated."""
@@ -68,6 +71,12 @@ class Group:
         self.throttled_seconds = 0.0
         self.pressure = Pressure()
         self.memory_bytes = 0.0
+        self.processes = 0
+        """In this group itself."""
+        self.freeze = False
+        """As written to cgroup.freeze."""
+        self.frozen: bool = above is not None and above.frozen
+        """Whether it or a group above it is to be frozen."""
 
     @property
     def ratio(self) -> float:
@@ -77,6 +86,20 @@ class Group:
     def family(self) -> "list[Group]":
         """This group and all below it."""
         return [self, *(g for child in self.below for g in child.family())]
+
+    def set_freeze(self, freeze: bool) -> None:
+        """Freeze or thaw it and all below; what is frozen from above stays so.
+
+        The kernel takes a few milliseconds for it, which is less than a step.
+        """
+        self.freeze = freeze
+        self.inherit_freeze()
+
+    def inherit_freeze(self) -> None:
+        above = self.above is not None and self.above.frozen
+        self.frozen = self.freeze or above
+        for child in self.below:
+            child.inherit_freeze()
 
 
 class Cpus:
@@ -98,6 +121,8 @@ class Cpus:
         waiting = self._account(self._root)
         busy = self._root.given
         self.busy_seconds += busy * self._step
+        if waiting == 0.0 and self.pressure.none:
+            return
         active = min(busy + waiting, float(self.count))
         self.pressure.count(min(waiting / max(active, 1.0), 1.0), self._step, self._decay)
 
@@ -116,8 +141,9 @@ class Cpus:
                 waiting += self._account(child)
             return waiting
         lacking = group.demand - group.given
-        share = lacking / group.demand if lacking > 0 else 0.0
-        group.pressure.count(share, step, self._decay)
+        if lacking > 0 or not group.pressure.none:
+            share = lacking / group.demand if lacking > 0 else 0.0
+            group.pressure.count(share, step, self._decay)
         return lacking if self._throttled_counts else group.want - group.given
 
 

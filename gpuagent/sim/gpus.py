@@ -55,6 +55,8 @@ class SimGpus:
         self._sampled_at = float("-inf")
         self._status_at = float("-inf")
         self._processes_at = float("-inf")
+        self._next_at = float("-inf")
+        """No sample is due before: fields are read at least as often as anything else."""
 
     # -- ports.Gpus -----------------------------------------------------------------------------------
 
@@ -147,8 +149,9 @@ class SimGpus:
     def sample(self, now: float) -> None:
         """Take what is due; called after each step, with its monotonic seconds."""
         self._now = now
-        self._recover(now)
-        if self._released:
+        if self._hung_until:
+            self._recover(now)
+        if self._released or now < self._next_at:
             return
         fields, status, lists = (
             now - at >= every - 1e-6
@@ -164,6 +167,7 @@ class SimGpus:
         self._sampled_at = now if fields else self._sampled_at
         self._status_at = now if status else self._status_at
         self._processes_at = now if lists else self._processes_at
+        self._next_at = self._sampled_at + _RATES.sample_interval - 1e-6
 
     def _recover(self, now: float) -> None:
         for uuid in [u for u, until in self._hung_until.items() if now >= until]:
@@ -212,10 +216,16 @@ class SimGpus:
                 self._above.discard(key)
 
     def _list(self, card: Card) -> None:
+        """Under MPS all work is the server's (FACTS 2): of each client's own, nothing is known."""
         now = self._now
         passed = now - self._listed_at[card.uuid]
+        clients = () if card.side_by_side is None else card.side_by_side.places
         listed = []
         for pid, memory in card.memory.items():
+            if pid in clients:
+                # That the driver tells a client's memory is assumed (FACTS 8.3).
+                listed.append(GpuProcess(pid, card.uuid, "mps", int(memory)))
+                continue
             used = card.used_seconds[pid]
             before = self._used.get(pid)
             ratio = None if before is None or passed <= 0 else (used - before) / passed

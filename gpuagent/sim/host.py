@@ -31,6 +31,7 @@ from gpuagent.sim.clock import VirtualClock
 from gpuagent.sim.cpu import Cpus, Group
 from gpuagent.sim.gpus import SimGpus
 from gpuagent.sim.jobs import Job, Progress
+from gpuagent.sim.mps import Environment, SimMps
 from gpuagent.sim.scenario import (
     Ambient,
     CardSpec,
@@ -38,7 +39,10 @@ from gpuagent.sim.scenario import (
     Happening,
     Load,
     Lose,
+    Mps,
+    MpsSpec,
     Patch,
+    Restart,
     Scenario,
     Start,
     Stop,
@@ -52,12 +56,16 @@ from gpuagent.sim.surroundings import SimEvents, SimKernelLog, SimNode, SimProce
 STEP_SECONDS = 0.05
 AGENT_PID = 900
 """The agent's own process, as the simulated /proc shows it."""
+MPS_CONTROL_PID = 901
+"""The first of the control daemons of MPS, as the simulated /proc shows it."""
+MPS_CONTROL_CGROUP = "/system.slice/nvidia-mps.service"
 
 _SLACK_SECONDS = 1e-6
 """Sums of advances are no more exact than that."""
 _FIRST_PID = 2000
 _TICKS_PER_SECOND = 100
 _ENDED_KEPT = 1000
+_COMM_LENGTH = 15
 
 
 class _Running:
@@ -69,6 +77,8 @@ class _Running:
         self.group = group
         self.card = card
         self.job = job
+        self.on_card = True
+        """False once MPS has ended its work there: the process lives on and does nothing."""
 
 
 class SimHost:
@@ -109,8 +119,12 @@ class SimHost:
         self._timeline = deque(scenario.happenings())
         self._last_pid = _FIRST_PID
         self._cpu: dict[int, float] = {}
+        self._frozen: set[int] = set()
         self._system(1, "systemd", "/init.scope")
         self._system(AGENT_PID, "gpuagent", "/system.slice/gpuagent.service")
+        self.mps = tuple(self._daemon(spec, i) for i, spec in enumerate(scenario.mps))
+        """Control daemons of MPS, one for each group of cards that is used through it."""
+        self._daemons = {card: daemon for daemon in self.mps for card in daemon.cards}
         self.gpus.sample(self._now)
 
     # -- time -----------------------------------------------------------------------------------------
@@ -140,7 +154,7 @@ class SimHost:
         self._share_cpus()
         for card in self.cards:
             if not card.lost:
-                card.step(at, self._cpu)
+                card.step(at, self._cpu, self._frozen)
         self._steps += 1
         self.node.elapsed = self._steps * STEP_SECONDS
         self.clock.advance_to(self._now)
@@ -149,10 +163,15 @@ class SimHost:
         self.gpus.sample(self._now)
 
     def _share_cpus(self) -> None:
-        for one in self._running.values():
-            one.group.demand = one.job.cores
+        running, frozen = self._running.values(), self._frozen
+        frozen.clear()
+        for one in running:
+            group = one.group
+            if group.frozen:
+                frozen.add(one.pid)
+            group.demand = 0.0 if group.frozen or not one.on_card else one.job.cores
         self._cpus.share()
-        for one in self._running.values():
+        for one in running:
             self._cpu[one.pid] = one.group.ratio
 
     # -- what happens ---------------------------------------------------------------------------------
@@ -163,6 +182,11 @@ class SimHost:
                 self.start(what.tenant)
             case Stop():
                 self.stop(what.tenant)
+            case Restart():
+                self.stop(what.tenant)
+                self.start(what.tenant)
+            case Mps():
+                self._set_mps(what)
             case Load():
                 self._load(what)
             case Hang():
@@ -183,14 +207,17 @@ class SimHost:
             return
         spec = self._specs[tenant]
         card = self.cards[spec.card]
-        self._last_pid += 1
-        pid = self._last_pid
+        pid = self._next_pid()
         group = self.cgroups.make(spec.path)
         self._lives[tenant] += 1
         random = Random(f"{self._seed}/tenant/{tenant}/{self._lives[tenant]}")  # noqa: S311  (as above)
         work = self._works[tenant]
-        job = begin(work, card, pid, random=random, at=self._now)
+        daemon = self._daemons.get(spec.card)
+        environment = Environment(spec.thread_percentage, spec.memory_limit_bytes)
+        client = None if daemon is None else daemon.connect(pid, spec.card, environment)
+        job = begin(work, card, pid, random=random, at=self._now, client=client)
         group.memory_bytes = work.host_memory_bytes
+        group.processes = 1
         self.processes.put(self._process(pid, "python3", spec.path, spec.user))
         self._running[tenant] = _Running(spec, pid=pid, group=group, card=card, job=job)
         self._cpu[pid] = 1.0
@@ -209,6 +236,8 @@ class SimHost:
             self._past_served[name] = self.latencies(name, float("-inf"))
         del self._running[name], self._cpu[one.pid]
         one.card.leave(one.pid)
+        if one.spec.card in self._daemons:
+            self._daemons[one.spec.card].leave(one.pid)
         self.processes.remove(one.pid)
         self.cgroups.remove(one.group)
         self.ended.append((self._now, name, why))
@@ -235,21 +264,72 @@ class SimHost:
         pid = one.pid if one is not None else 0
         self.kernel_log.xid(card.pci, what.xid, f"pid={pid}, name=python3")
         self.gpus.xid(card, what.xid)
-        if one is not None:
-            self._end(one, f"XID {what.xid}")
+        if one is None:
+            return
+        self._end(one, f"XID {what.xid}")
+        if what.card in self._daemons:
+            # A fault of one client reaches all on the same card (FACTS 3).
+            for other in [r for r in self._running.values() if r.card is card]:
+                self._end(other, f"XID {what.xid} of {what.tenant}, through MPS")
+
+    # -- MPS ------------------------------------------------------------------------------------------
+
+    def _daemon(self, spec: MpsSpec, index: int) -> SimMps:
+        """A control daemon, and its cards in the state that it begins with."""
+        profile = profiles.mps(spec.set)
+        control = MPS_CONTROL_PID + index
+        self._system(control, "nvidia-cuda-mps-control", MPS_CONTROL_CGROUP)
+
+        def start_server() -> int:
+            pid = self._next_pid()
+            user = next(t.user for t in self.scenario.tenants if t.card in spec.cards)
+            name = "nvidia-cuda-mps-server"
+            process = self._process(pid, name, MPS_CONTROL_CGROUP, user, ppid=control)
+            self.processes.put(process)
+            for card in spec.cards:
+                self.cards[card].serve_mps(pid, profile.server_bytes.value)
+            return pid
+
+        daemon = SimMps(profile, spec.cards, start_server=start_server, end_work=self._end_work)
+        for card in spec.cards:
+            self.cards[card].use_mps(profile, daemon)
+        _set_defaults(daemon, spec.percentage, spec.memory_limit_bytes)
+        return daemon
+
+    def _end_work(self, pid: int) -> None:
+        one = next(r for r in self._running.values() if r.pid == pid)
+        one.card.leave(pid)
+        one.on_card = False
+
+    def _set_mps(self, what: Mps) -> None:
+        """As an operator does who wants it for the running server and for those after it."""
+        daemon, percentage, limit = self.mps[what.mps], what.percentage, what.memory_limit_bytes
+        _set_defaults(daemon, percentage, limit)
+        for server in daemon.get_server_list():
+            if percentage is not None:
+                daemon.set_active_thread_percentage(server, percentage)
+            if limit is not None:
+                for ordinal in range(len(daemon.cards)):
+                    daemon.set_device_pinned_mem_limit(server, ordinal, limit)
+
+    # -- processes ------------------------------------------------------------------------------------
+
+    def _next_pid(self) -> int:
+        self._last_pid += 1
+        return self._last_pid
 
     def _system(self, pid: int, name: str, path: str) -> None:
-        self.cgroups.make(path)
+        self.cgroups.make(path).processes += 1
         self.processes.put(self._process(pid, name, path, "root"))
 
-    def _process(self, pid: int, name: str, path: str, user: str) -> Process:
+    def _process(self, pid: int, name: str, path: str, user: str, *, ppid: int = 1) -> Process:
         return Process(
             pid=pid,
             started=round(self._now * _TICKS_PER_SECOND) + pid,
-            ppid=0 if pid == 1 else 1,
+            ppid=0 if pid == 1 else ppid,
             uid=0 if user == "root" else 1000,
             user=user,
-            name=name,
+            name=name[:_COMM_LENGTH],
             exe=f"/usr/bin/{name}",
             cgroup=path,
         )
@@ -287,6 +367,14 @@ def _card(spec: CardSpec, index: int, seed: int) -> Card:
         step=STEP_SECONDS,
         random=Random(f"{seed}/card/{index}"),  # noqa: S311  (a simulation, no secret)
     )
+
+
+def _set_defaults(daemon: SimMps, percentage: float | None, limit: int | None) -> None:
+    if percentage is not None:
+        daemon.set_default_active_thread_percentage(percentage)
+    if limit is not None:
+        for ordinal in range(len(daemon.cards)):
+            daemon.set_default_device_pinned_mem_limit(ordinal, limit)
 
 
 def _fits(

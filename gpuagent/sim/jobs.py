@@ -11,6 +11,11 @@ where the wait for the host is `host` at full CPU, and grows by the part of it t
 CPU quota slows a job that submits many small kernels in proportion, and one of CUDA graphs (`launch`
 near 0) hardly. Cards slice time among processes: `stretch` is 1 and the chances that each of the
 others has kernels waiting. The form is assumed (mean-field processor sharing).
+
+A job whose process is frozen submits nothing more. While its kernels take longer than submitting them
+it is ahead of the card by up to `queued` seconds of work, though not past the end of its step, at
+which it looks at the result; this much still runs. One that waits for its own submission, or for the
+host, has nothing queued and stops at once.
 """
 
 import math
@@ -55,7 +60,7 @@ class Progress(msgspec.Struct, frozen=True):
 class Turn:
     """What one job gets in one step of the simulation. Used again for the next job."""
 
-    __slots__ = ("at", "clock", "cpu", "others", "seconds", "stretch")
+    __slots__ = ("at", "clock", "cpu", "frozen", "others", "seconds", "stretch")
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -67,6 +72,8 @@ class Turn:
         self.stretch = 1.0
         self.others = 0.0
         """How many other jobs have kernels waiting, on average."""
+        self.frozen = False
+        """Whether its process is frozen: what it has submitted runs, and no more."""
 
 
 class Job(Protocol):
@@ -104,8 +111,9 @@ class Cycle:
         seconds: float,
         launch: float,
         jitter: float,
+        queued: float,
+        host_cpu: float,
         random: Random,
-        host_cpu: float = 1.0,
     ) -> None:
         self.pending = 0.0
         self.gpu_share = 0.0
@@ -114,6 +122,11 @@ class Cycle:
         self._seconds = seconds
         self._launch = launch * (1.0 - shape.host)
         self._host_cpu = host_cpu
+        self._queued = queued
+        self._card_bound = False
+        """Whether it submits faster than the card works."""
+        self._ahead = -1.0
+        """What is left of the work it had submitted when it was frozen; below 0 while it is not."""
         self._jitter = jitter
         self._random = random
         self._left = self._draw()
@@ -124,6 +137,20 @@ class Cycle:
     def rest(self) -> None:
         """Nothing on the card in this step."""
         self.pending = self.gpu_share = 0.0
+        self._card_bound = False
+        self._ahead = -1.0
+
+    def drain(self, turn: Turn) -> None:
+        """One step of the simulation while the process is frozen."""
+        if self._ahead < 0.0:
+            self._ahead = min(self._queued, self._left) if self._card_bound else 0.0
+        gpu = self._shape.gpu_share(turn.clock)
+        on_card = gpu * turn.stretch
+        ran = min(turn.seconds / on_card, self._ahead)
+        self._ahead -= ran
+        self._left -= ran
+        self.gpu_share = gpu * ran / turn.seconds
+        self.pending = min(on_card * ran / turn.seconds, 1.0)
 
     def step(self, turn: Turn) -> int:
         """Work for one step of the simulation; how many steps of the job were completed."""
@@ -131,7 +158,11 @@ class Cycle:
         cpu = max(turn.cpu, _LEAST_CPU)
         gpu = shape.gpu_share(turn.clock)
         on_card = gpu * turn.stretch
-        took = max(on_card, self._launch / cpu) + shape.host * _wait(self._host_cpu, cpu)
+        launching = self._launch / cpu
+        self._card_bound = on_card >= launching
+        self._ahead = -1.0
+        longer = on_card if self._card_bound else launching
+        took = longer + shape.host * _wait(self._host_cpu, cpu)
         self.gpu_share = gpu / took
         self.pending = min(on_card / took, 1.0)
         left = self._left - turn.seconds / took
@@ -142,6 +173,19 @@ class Cycle:
         self._left = left
         self.done += completed
         return completed
+
+
+def _steady(work: Grower | Notebook, shape: Shape, random: Random) -> Cycle:
+    """Steps that all take the same time."""
+    return Cycle(
+        shape,
+        seconds=work.step_seconds,
+        launch=work.launch,
+        jitter=0.0,
+        queued=work.queued_seconds,
+        host_cpu=work.host_cpu,
+        random=random,
+    )
 
 
 def _wait(part: float, cpu: float) -> float:
@@ -173,6 +217,10 @@ class _Life:
             self.ended = "CUDA out of memory"
         return False
 
+    def _drain(self, cycle: Cycle, turn: Turn) -> None:
+        cycle.drain(turn)
+        self._show(cycle)
+
     def _show(self, cycle: Cycle) -> None:
         self.pending, self.gpu_share = cycle.pending, cycle.gpu_share
 
@@ -188,8 +236,9 @@ class TrainingJob(_Life):
             seconds=work.iteration_seconds,
             launch=work.launch,
             jitter=work.jitter,
-            random=random,
+            queued=work.queued_seconds,
             host_cpu=work.host_cpu,
+            random=random,
         )
         self._age = 0.0
         self._memory = -1.0
@@ -203,14 +252,19 @@ class TrainingJob(_Life):
         return msgspec.structs.replace(super().progress(), iterations=self._cycle.done)
 
     def step(self, turn: Turn) -> None:
+        if turn.frozen:
+            self._drain(self._cycle, turn)
+            return
         self._ramp(turn.seconds)
         self.cores = self._work.cores
         if self._checkpointing > 0:
             # One thread writes; the card waits.
             self._checkpointing -= turn.seconds
             self.cores = min(self._work.cores, 1.0)
-            self.pending = self.gpu_share = 0.0
+            self._cycle.rest()
+            self._show(self._cycle)
         elif self._evaluating > 0:
+            self._cycle.rest()
             self._evaluate(turn)
         else:
             if self._cycle.step(turn):
@@ -255,6 +309,8 @@ class DecodeJob(_Life):
             seconds=work.step_seconds,
             launch=work.launch,
             jitter=work.jitter,
+            queued=work.queued_seconds,
+            host_cpu=work.host_cpu,
             random=random,
         )
         self.cores = work.cores
@@ -265,6 +321,9 @@ class DecodeJob(_Life):
         return msgspec.structs.replace(super().progress(), tokens=tokens)
 
     def step(self, turn: Turn) -> None:
+        if turn.frozen:
+            self._drain(self._cycle, turn)
+            return
         self._cycle.step(turn)
         self._show(self._cycle)
 
@@ -287,14 +346,15 @@ class GrowerJob(_Life):
     def __init__(self, work: Grower, shape: Shape, *, take: Take, random: Random) -> None:
         super().__init__(shape, take)
         self._work = work
-        self._cycle = Cycle(
-            shape, seconds=work.step_seconds, launch=work.launch, jitter=0.0, random=random
-        )
+        self._cycle = _steady(work, shape, random)
         self._memory = work.memory_bytes
         self.cores = work.cores
         self._grow(self._memory, dies=True)
 
     def step(self, turn: Turn) -> None:
+        if turn.frozen:
+            self._drain(self._cycle, turn)
+            return
         steps = self._cycle.step(turn)
         self._show(self._cycle)
         if steps:
@@ -310,15 +370,16 @@ class NotebookJob(_Life):
         super().__init__(shape, take)
         self._work = work
         self._random = random
-        self._cycle = Cycle(
-            shape, seconds=work.step_seconds, launch=work.launch, jitter=0.0, random=random
-        )
+        self._cycle = _steady(work, shape, random)
         self._busy = False
         self._left = random.expovariate(1.0 / work.idle_mean_seconds)
         self.cores = work.idle_cores
         self._grow(work.memory_bytes, dies=True)
 
     def step(self, turn: Turn) -> None:
+        if turn.frozen:
+            self._drain(self._cycle, turn)
+            return
         work = self._work
         self._left -= turn.seconds
         if self._left <= 0:

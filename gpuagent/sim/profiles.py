@@ -17,6 +17,7 @@ from gpuagent.sim.work import Work
 
 Source = Annotated[str, Meta(min_length=7)]
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +61,8 @@ class CardProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slowdown_clock_per_second: Number
     time_slice_seconds: Number
     """How long another tenant keeps the card once it has it."""
+    contention_ratio: Number
+    """How much of the law of `sharing` tenants feel of each other: 1 for all of it, 0 for nothing."""
     utilization_window_seconds: Number
     shapes: dict[str, Shape]
 
@@ -76,6 +79,19 @@ class HostProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_system_bytes: Number
     throttled_counts_in_node_pressure: Flag
     """Whether threads that cpu.max holds count as waiting in the pressure of the whole host."""
+
+
+class MpsProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CUDA MPS: see `sharing` for what the ratios do."""
+
+    contexts_per_card: Number
+    server_bytes: Number
+    interference_ratio: Number
+    ceiling_effect: Number
+    """How much of a thread percentage is kept to: 1 for all of it, 0 for nothing."""
+    frozen_client_stretch: Number
+    width: dict[str, Number]
+    """By the name of the shape."""
 
 
 def converted(value: object, kind: type[T], *, where: str) -> T:
@@ -106,7 +122,7 @@ def cards() -> tuple[str, ...]:
     """Names of the kinds of card there are."""
     folder = resources.files("gpuagent.sim").joinpath("profiles")
     names = (entry.name.removesuffix(".toml") for entry in folder.iterdir())
-    return tuple(sorted(name for name in names if name not in {"host", "workloads"}))
+    return tuple(sorted(name for name in names if name not in {"host", "mps", "workloads"}))
 
 
 def card(name: str, changes: Mapping[str, float] | None = None) -> CardProfile:
@@ -117,14 +133,23 @@ def card(name: str, changes: Mapping[str, float] | None = None) -> CardProfile:
     known = cards()
     if name not in known:
         raise ConfigError([f"{name} is no kind of card; there are {', '.join(known)}"])
-    made = converted(_read(name), CardProfile, where=f"profiles/{name}.toml")
+    return _changed(name, CardProfile, changes or {})
+
+
+def mps(changes: Mapping[str, float] | None = None) -> MpsProfile:
+    """CUDA MPS, with other values for some of its numbers. Raises ConfigError."""
+    return _changed("mps", MpsProfile, changes or {})
+
+
+def _changed(name: str, kind: type[S], changes: Mapping[str, float]) -> S:
+    made = converted(_read(name), kind, where=f"profiles/{name}.toml")
     numbers = [f for f in made.__struct_fields__ if isinstance(getattr(made, f), Number)]
-    unknown = [c for c in changes or {} if c not in numbers]
+    unknown = [c for c in changes if c not in numbers]
     if unknown:
         raise ConfigError(
             [f"set.{c}: no number of {name}; it has {', '.join(numbers)}" for c in unknown]
         )
-    given = {c: Number(value, "given by the scenario") for c, value in (changes or {}).items()}
+    given = {c: Number(value, "given by the scenario") for c, value in changes.items()}
     return msgspec.structs.replace(made, **given)
 
 

@@ -18,6 +18,8 @@ from gpuagent.sim import profiles
 from gpuagent.sim.work import Idle, Inference, Work
 
 NotNegative = Annotated[float, Meta(ge=0)]
+Percentage = Annotated[float, Meta(gt=0, le=100)]
+MemoryLimit = Annotated[int, Meta(ge=2**20)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Table = dict[str, object]
 
@@ -37,6 +39,18 @@ class CardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ambient_celsius: float = 28.0
     set: dict[str, float] = {}
     """Coefficients of the profile that are different here."""
+
+
+class MpsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CUDA MPS for a group of cards: one control daemon, of which every process there is a client."""
+
+    cards: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)]
+    percentage: Percentage = 100.0
+    """Default active thread percentage."""
+    memory_limit_bytes: MemoryLimit | None = None
+    """Default limit on the device memory of each client, on each card."""
+    set: dict[str, float] = {}
+    """Coefficients of `profiles/mps.toml` that are different here."""
 
 
 class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +76,10 @@ class TenantSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cgroup: Annotated[str, Meta(pattern="^/[^/]")] = ""
     """Its control group; empty for /system.slice/NAME.service."""
     user: Name = "alice"
+    thread_percentage: Percentage | None = None
+    """CUDA_MPS_ACTIVE_THREAD_PERCENTAGE in its environment, on a card that is used through MPS."""
+    memory_limit_bytes: MemoryLimit | None = None
+    """CUDA_MPS_PINNED_DEVICE_MEM_LIMIT likewise."""
     objective: Objective | None = None
 
     @property
@@ -82,6 +100,21 @@ class Start(_Happening, frozen=True, kw_only=True, tag="start"):
 
 class Stop(_Happening, frozen=True, kw_only=True, tag="stop"):
     tenant: str
+
+
+class Restart(_Happening, frozen=True, kw_only=True, tag="restart"):
+    """The tenant's process ends, if it runs, and starts again."""
+
+    tenant: str
+
+
+class Mps(_Happening, frozen=True, kw_only=True, tag="mps"):
+    """The operator sets what MPS allows its next clients. Nothing changes for those that run."""
+
+    mps: Annotated[int, Meta(ge=0)] = 0
+    """Which group of cards."""
+    percentage: Percentage | None = None
+    memory_limit_bytes: MemoryLimit | None = None
 
 
 class Load(_Happening, frozen=True, kw_only=True, tag="load"):
@@ -125,7 +158,7 @@ class Patch(_Happening, frozen=True, kw_only=True, tag="config"):
     agent: Table
 
 
-Happening = Start | Stop | Load | Hang | Lose | Xid | Ambient | Patch
+Happening = Start | Stop | Restart | Mps | Load | Hang | Lose | Xid | Ambient | Patch
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +171,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cards: Annotated[tuple[CardSpec, ...], Meta(min_length=1)]
     tenants: tuple[TenantSpec, ...]
     host: Host = Host()
+    mps: tuple[MpsSpec, ...] = ()
     timeline: tuple[Happening, ...] = ()
     agent: Table = {}
 
@@ -153,6 +187,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def agent_changes(self) -> tuple[float, ...]:
         """Seconds at which the agent's configuration changes, ascending."""
         return tuple(sorted({h.at for h in self.timeline if isinstance(h, Patch)}))
+
+    def with_agent(self, patch: Mapping[str, object]) -> "Scenario":
+        """The same with other values in the agent's configuration, merged like a timeline's."""
+        return msgspec.structs.replace(self, agent=_merged(self.agent, patch))
 
     def agent_toml(self, at: float = 0.0) -> str:
         """The agent's configuration at so many seconds, as a file that it reads."""
@@ -229,6 +267,7 @@ def _problems(scenario: Scenario) -> Iterator[str]:
             profiles.card(card.profile, card.set)
         except ConfigError as error:
             yield from (f"cards[{i}]: {problem}" for problem in error.problems)
+    yield from _wrong_mps(scenario)
     services = {t.name for t in scenario.tenants if _rated(scenario, t)}
     for i, happening in enumerate(scenario.timeline):
         key = f"timeline[{i}]"
@@ -239,6 +278,32 @@ def _problems(scenario: Scenario) -> Iterator[str]:
             yield f"{key}.tenant: {tenant_name} has no rate of requests to change"
         if getattr(happening, "card", 0) not in range(len(scenario.cards)):
             yield f"{key}.card: there is no such card"
+
+
+def _wrong_mps(scenario: Scenario) -> Iterator[str]:
+    shared = [card for group in scenario.mps for card in group.cards]
+    for i, group in enumerate(scenario.mps):
+        for card in group.cards:
+            if card >= len(scenario.cards):
+                yield f"mps[{i}].cards: there is no card {card}"
+            elif shared.count(card) > 1:
+                yield f"mps[{i}].cards: card {card} is given twice; a card has one daemon"
+        try:
+            profiles.mps(group.set)
+        except ConfigError as error:
+            yield from (f"mps[{i}]: {problem}" for problem in error.problems)
+        users = sorted({t.user for t in scenario.tenants if t.card in group.cards})
+        if len(users) > 1:
+            yield f"mps[{i}]: a server works for one user at a time; give {' and '.join(users)} one"
+    for i, tenant in enumerate(scenario.tenants):
+        limited = (tenant.thread_percentage, tenant.memory_limit_bytes) != (None, None)
+        if limited and tenant.card not in shared:
+            yield f"tenants[{i}]: its MPS limits mean nothing; card {tenant.card} has no MPS"
+    for i, what in enumerate(scenario.timeline):
+        if isinstance(what, Mps) and what.mps >= len(scenario.mps):
+            yield f"timeline[{i}].mps: there is no MPS group {what.mps}"
+        elif isinstance(what, Mps) and (what.percentage, what.memory_limit_bytes) == (None, None):
+            yield f"timeline[{i}]: give percentage or memory_limit_bytes; it sets nothing"
 
 
 def _rated(scenario: Scenario, tenant: TenantSpec) -> bool:

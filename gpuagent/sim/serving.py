@@ -3,6 +3,9 @@
 A batch takes its CPU time, waits until the card comes round to it (a time slice of each neighbour
 that has kernels waiting), and then runs on the card, slower by the clock and by its neighbours' turns
 (`jobs`). Batches are served one after the other, requests first come, first served.
+
+While the process is frozen requests go on arriving and wait. A batch whose kernels were submitted
+runs to its end, but is answered only when the process runs again.
 """
 
 import math
@@ -80,6 +83,8 @@ class ServingJob:
         self._next = self._arrival(at)
         self._busy = 0.0
         self._host_busy = 0.0
+        self._ahead = -1.0
+        """As in `jobs.Cycle`."""
 
     def _arrival(self, after: float) -> float:
         if self._trace is not None:
@@ -103,6 +108,10 @@ class ServingJob:
         )
 
     def step(self, turn: Turn) -> None:
+        if turn.frozen:
+            self._drain(turn)
+            return
+        self._ahead = -1.0
         at, end = turn.at, turn.at + turn.seconds
         slower = self.shape.gpu_share(turn.clock) * turn.stretch
         cpu = max(turn.cpu, _LEAST_CPU)
@@ -117,6 +126,21 @@ class ServingJob:
             at = self._work_on(at, end, slower, cpu)
         self._arrive(end)
         self._remember(turn.seconds, turn.stretch)
+
+    def _drain(self, turn: Turn) -> None:
+        """One step of the simulation while the process is frozen."""
+        if self._ahead < 0.0:
+            submitted = bool(self._batch) and self._host_left <= 0.0
+            self._ahead = min(self._work.queued_seconds, self._card_left) if submitted else 0.0
+        slower = self.shape.gpu_share(turn.clock) * turn.stretch
+        waited = min(self._wait_left, turn.seconds) if self._ahead > 0 else 0.0
+        ran = min((turn.seconds - waited) / slower, self._ahead)
+        self._wait_left -= waited
+        self._card_left -= ran
+        self._ahead -= ran
+        self._arrive(turn.at + turn.seconds)
+        self.pending = min(ran * slower / turn.seconds, 1.0)
+        self.gpu_share = self.pending / turn.stretch
 
     def _arrive(self, until: float) -> None:
         """Queue what has come until now."""

@@ -36,6 +36,9 @@ class Training(_Common, frozen=True, kw_only=True, tag="training"):
     for one that launches many small kernels, near 0 for CUDA graphs."""
     host_cpu: Share
     """CPU work, of the time in which the card waits for the host; the rest is disk or network."""
+    queued_seconds: NotNegative
+    """Kernel time, at full clock, that it has submitted ahead at most: what still runs when its
+    process is frozen, but no further than the end of the step it is in."""
     ramp_seconds: NotNegative
     """Until its memory has grown to what it is in the end."""
     evaluate_every: Count
@@ -64,6 +67,7 @@ class Inference(_Common, frozen=True, kw_only=True, tag="inference"):
     host_seconds: NotNegative
     """CPU time before, for each request."""
     jitter: Jitter
+    queued_seconds: NotNegative
     idle_cores: NotNegative
 
 
@@ -76,6 +80,8 @@ class Decode(_Common, frozen=True, kw_only=True, tag="decode"):
     sequences: Count
     jitter: Jitter
     launch: Share
+    queued_seconds: NotNegative
+    host_cpu: Share = 1.0
 
 
 class Idle(_Common, frozen=True, kw_only=True, tag="idle"):
@@ -89,6 +95,8 @@ class Grower(_Common, frozen=True, kw_only=True, tag="grower"):
     bytes_per_second: Positive
     step_seconds: Positive
     launch: Share
+    queued_seconds: NotNegative
+    host_cpu: Share = 1.0
     dies: bool
     """Whether it ends when it is refused memory; otherwise it stays as it is."""
 
@@ -101,6 +109,8 @@ class Notebook(_Common, frozen=True, kw_only=True, tag="notebook"):
     burst_mean_seconds: Positive
     step_seconds: Positive
     launch: Share
+    queued_seconds: NotNegative
+    host_cpu: Share = 1.0
     idle_cores: NotNegative
 
 

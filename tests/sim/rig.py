@@ -9,6 +9,7 @@ from gpuagent.config import Config
 from gpuagent.configfile import parse
 from gpuagent.model.plan import Pause, Reload, Snapshot
 from gpuagent.sim.host import SimHost
+from gpuagent.sim.latency import SimLatency
 from gpuagent.sim.scenario import Host as HostSpec
 from gpuagent.sim.scenario import Scenario, TenantSpec
 from tests.fakes.host import Host
@@ -31,7 +32,11 @@ class SimRig(Rig):
     def __init__(self, folder: Path, host: SimHost, **changes: Any) -> None:
         # The rig asks nothing of its host but the protocols and `advance`, which both have.
         super().__init__(
-            folder, cast(Host, host), configuration(host.scenario, **changes), patience=30.0
+            folder,
+            cast(Host, host),
+            configuration(host.scenario, **changes),
+            patience=30.0,
+            latencies=SimLatency(host),
         )
         self.sim = host
         self.keep_snapshots = False

@@ -103,7 +103,15 @@ def test_a_lower_clock_slows_training_and_hardly_decoding() -> None:
 def test_no_job_uses_more_of_the_card_than_its_turns(
     shape: str, clock: float, cpu: float, stretch: float, launch: float
 ) -> None:
-    cycle = Cycle(SHAPES[shape], seconds=0.2, launch=launch, jitter=0.1, random=Random("c"))
+    cycle = Cycle(
+        SHAPES[shape],
+        seconds=0.2,
+        launch=launch,
+        jitter=0.1,
+        queued=0.1,
+        host_cpu=1.0,
+        random=Random("c"),
+    )
     for _ in range(20):
         cycle.step(turn(clock=clock, cpu=cpu, stretch=stretch))
         assert 0 <= cycle.gpu_share <= 1

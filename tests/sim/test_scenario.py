@@ -32,6 +32,7 @@ def test_the_scenarios_are_there() -> None:
         "co-location",
         "memory-growth",
         "hot-card",
+        "mps-neighbours",
         "power-budget-cut",
         "driver-fault",
         "quiet-night",
@@ -80,6 +81,26 @@ def test_changes_of_the_configuration_add_up() -> None:
             '[[timeline]]\nat = 1\ndo = "load"\ntenant = "train"\nrate = 2',
             "train has no rate of requests",
         ),
+        ("[[mps]]\ncards = []", "mps[0].cards"),
+        ("[[mps]]\ncards = [1]", "mps[0].cards: there is no card 1"),
+        ("[[mps]]\ncards = [0]\n[[mps]]\ncards = [0]", "mps[1].cards: card 0 is given twice"),
+        ("[[mps]]\ncards = [0]\npercentage = 0", "mps[0].percentage"),
+        ("[[mps]]\ncards = [0]\nset = { width = 1 }", "mps[0]: set.width: no number of mps"),
+        ("thread_percentage = 101", "tenants[0].thread_percentage"),
+        ("thread_percentage = 50", "tenants[0]: its MPS limits mean nothing; card 0 has no MPS"),
+        (
+            '[[mps]]\ncards = [0]\n[[tenants]]\nname = "b"\nrun = "holder"\nuser = "bob"',
+            "mps[0]: a server works for one user at a time; give alice and bob one",
+        ),
+        (
+            '[[timeline]]\nat = 1\ndo = "mps"\npercentage = 5',
+            "timeline[0].mps: there is no MPS group 0",
+        ),
+        (
+            '[[mps]]\ncards = [0]\n[[timeline]]\nat = 1\ndo = "mps"',
+            "timeline[0]: give percentage or memory_limit_bytes; it sets nothing",
+        ),
+        ('[[timeline]]\nat = 1\ndo = "restart"\ntenant = "x"', "timeline[0].tenant: there is no"),
     ],
 )
 def test_what_is_wrong_is_said_with_file_and_key(more: str, said: str) -> None:
