@@ -20,6 +20,8 @@ Ratio = Annotated[float, Meta(extra={"quantity": "ratio"})]
 Cores = Annotated[float, Meta(gt=0)]
 Celsius = Annotated[float, Meta(ge=0, le=150)]
 AbsolutePath = Annotated[str, Meta(pattern="^/", max_length=4095, extra={"quantity": "path"})]
+MaybePath = Annotated[str, Meta(pattern="^(/|$)", max_length=4095, extra={"quantity": "path"})]
+"""Empty for none."""
 # No colon: names with one ("unit:foo.service") are those the agent gives to what it finds.
 Name = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/-]{0,62}$", extra={"quantity": "name"})
@@ -52,7 +54,15 @@ class Api(msgspec.Struct, frozen=True):
     group: Annotated[str, Meta(max_length=32)] = "gpuagent"
     """Members of this group may do over the socket what root may; empty for root only."""
     metrics_listen: Annotated[str, Meta(extra={"quantity": "address"})] = "127.0.0.1:9485"
-    """Loopback address for /metrics, /healthz and /readyz; empty for none."""
+    """Loopback address: /metrics, /healthz and /readyz openly, all else by token; empty for none."""
+    metrics_token: bool = False
+    """Whether /metrics there needs a token too: it names every tenant to every local user."""
+    network_listen: Annotated[str, Meta(extra={"quantity": "network"})] = ""
+    """Any address, such as 0.0.0.0:9486, for /metrics and health by token over TLS; empty for none."""
+    tls_certificate: MaybePath = ""
+    """Certificate for it in PEM form, with those that vouch for it; read again when it changes."""
+    tls_key: MaybePath = ""
+    """Private key of that certificate, without a passphrase; read again when it changes."""
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -109,10 +119,20 @@ class Backpressure(msgspec.Struct, frozen=True):
     """... if the CPUs are this busy too; waiting for a quota is no shortage of CPUs."""
     cpu_pressure_clear: Ratio = 0.25
     """Share of waiting at which that cause ends."""
+    latency_high: Ratio = 0.90
+    """Share of its latency objective at which an L1 tenant's latency is a cause."""
+    latency_clear: Ratio = 0.75
+    """Share of the objective at which that cause ends."""
     hold: Seconds = 2.0
     """A condition must have held for this long ..."""
     within: Seconds = 3.0
     """... of this long before it is a cause."""
+    control: Literal["aimd", "pi"] = "aimd"
+    """aimd cuts fast and probes its way back; pi holds a cause midway between its two marks."""
+    pi_gain: Annotated[float, Meta(gt=0, le=10)] = 0.3
+    """pi: share taken for each 100 % that a value rises over that middle."""
+    pi_time: Annotated[Seconds, Meta(ge=1)] = 15.0
+    """pi: a value that stays over it takes as much again in this time (integral time)."""
     cut: Annotated[Ratio, Meta(gt=0, lt=1)] = 0.7
     """A share is multiplied by this at each cut."""
     dwell: Annotated[Seconds, Meta(ge=0.5)] = 5.0
@@ -197,6 +217,10 @@ class TenantRule(msgspec.Struct, frozen=True):
     """It is never held back below this share."""
     memory_limit: Annotated[Bytes, Meta(gt=0)] | None = None
     """Device memory it may use on one card: reported, and of its level the first held back above it."""
+    latency_slo: Annotated[Seconds, Meta(gt=0)] | None = None
+    """Objective for the latency it reports itself; it is protected for L1, else only shown."""
+    latency_quantile: Annotated[Ratio, Meta(gt=0, lt=1)] = 0.99
+    """Quantile of that latency: 0.99 for p99."""
 
 
 class Config(msgspec.Struct, frozen=True):

@@ -46,6 +46,12 @@ class Loaded(msgspec.Struct, frozen=True):
     """SHA-256 of the file, in hexadecimal: whether two hosts run the same file."""
     warnings: tuple[str, ...] = ()
     """What the operator should know, each one line; none of it stops the agent."""
+    troubles: tuple[str, ...] = ()
+    """What a part of the agent will do without, each with its line: files that cannot be used.
+
+    Problems to whoever checks the file. The agent runs: a certificate is no reason to let go of all
+    else, and may be put in order while it does.
+    """
 
 
 def load(path: str) -> Loaded:
@@ -54,12 +60,29 @@ def load(path: str) -> Loaded:
     Raises ConfigError with every problem, ordered by line.
     """
     raw, warnings = _read(path)
+    text = _decoded(raw, path)
+    config = parse(text, source=path)
+    troubles, doubts = _pair(config, text, path)
     return Loaded(
-        config=parse(_decoded(raw, path), source=path),
+        config=config,
         path=path,
         digest=hashlib.sha256(raw).hexdigest(),
-        warnings=warnings,
+        warnings=(*warnings, *doubts),
+        troubles=troubles,
     )
+
+
+def _pair(config: Config, text: str, source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is wrong with the certificate and the key of the network listener, and what is doubtful."""
+    api = config.api
+    if not api.network_listen:
+        return (), ()
+    # Only here: it loads OpenSSL, which no other configuration needs.
+    from gpuagent import tlspair
+
+    wrong = tlspair.problems(api.tls_certificate, api.tls_key)
+    troubles = _with_lines([Problem(("api", key), what) for key, what in wrong], text, source)
+    return tuple(troubles), tlspair.doubts(api.tls_key)
 
 
 def parse(text: str, *, source: str) -> Config:

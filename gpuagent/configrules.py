@@ -20,6 +20,7 @@ _APART = (
     ("memory_clear", "memory_high"),
     ("temperature_clear", "temperature_high"),
     ("cpu_pressure_clear", "cpu_pressure_high"),
+    ("latency_clear", "latency_high"),
 )
 """The first must be below the second, or a cause would end as it begins."""
 _IN_ORDER = (("hold", "within"), ("probe_min", "probe_max"))
@@ -33,6 +34,7 @@ def check(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
     yield from _orders(values, wrong)
     yield from _power(values, wrong)
     yield from _socket(values)
+    yield from _network(values, wrong)
     yield from _tenants(values, wrong)
 
 
@@ -89,6 +91,17 @@ def _socket(values: Values) -> Iterator[Problem]:
         yield Problem(
             path, f"{shown(text)} is longer than {most} bytes, the most a socket can have"
         )
+
+
+def _network(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
+    """Beyond this host nothing is ever said in plain text."""
+    listen: Path = ("api", "network_listen")
+    pair: tuple[Path, ...] = (("api", "tls_certificate"), ("api", "tls_key"))
+    if not values.get(listen):
+        return
+    missing = [path[1] for path in pair if path not in wrong and not values.get(path)]
+    if missing:
+        yield Problem(listen, f"needs {' and '.join(str(m) for m in missing)}: it speaks TLS only")
 
 
 def _tenants(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:

@@ -221,8 +221,8 @@ def _text(kind: inspect.StrType, quantity: str, value: object) -> str:
     if kind.pattern is not None and not re.search(kind.pattern, value):
         meaning = _PATTERN_MEANING.get(quantity, f"of the form {kind.pattern}")
         raise QuantityError(f"{shown(value)} is not {meaning}")
-    if quantity == "address" and value:
-        split_address(value)
+    if quantity in {"address", "network"} and value:
+        split_address(value, anywhere=quantity == "network")
     return value
 
 

@@ -21,14 +21,16 @@ from gpuagent.config import Config
 from gpuagent.decide import POLICIES
 from gpuagent.errands import Errands
 from gpuagent.host.notify import Notify
+from gpuagent.leases import Leases
 from gpuagent.loop import Loop
 from gpuagent.model.plan import Posture
 from gpuagent.model.state import Event
-from gpuagent.ports import Host, Policy
+from gpuagent.ports import Host, Latencies, Policy
 from gpuagent.publish import Publisher
 from gpuagent.record import FlightRecorder
 from gpuagent.sensing import PATIENCE_SECONDS, Sensing
 from gpuagent.starts import PauseMark
+from gpuagent.tokens import TokenBook
 
 _AGAIN_SECONDS = 0.5
 
@@ -49,6 +51,9 @@ class Kept:
     ledger: Ledger
     audit: AuditLog
     mark: PauseMark
+    leases: Leases
+    tokens: TokenBook | None = None
+    """None for a run that nobody is to reach by token."""
 
 
 class Core:
@@ -64,11 +69,12 @@ class Core:
         agent_pid: int,
         reread: Reread,
         notify: Notify,
+        latencies: Latencies,
         policies: Policies = shipped,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         """`agent_pid` is the agent's own process on that host; `patience` is for `Sensing`."""
-        self.publisher = Publisher(notify)
+        self.publisher = Publisher(notify, kept.audit.latest)
         self.recorder = FlightRecorder()
         self._host = host
         self._kept = kept
@@ -91,6 +97,8 @@ class Core:
         self.errands = Errands(
             gpus=host.gpus,
             mark=kept.mark,
+            leases=kept.leases,
+            tokens=kept.tokens,
             reload=reread,
             wake=self.wake,
             posture=lambda: self.loop.posture,
@@ -108,6 +116,7 @@ class Core:
                 kernel_log=host.kernel_log,
                 clock=host.clock,
                 agent_pid=agent_pid,
+                latencies=latencies,
             )
         )
         books = Books(kept.ledger, kept.audit)
@@ -118,6 +127,7 @@ class Core:
             reconciler=self.reconciler,
             posture=posture,
             obey=self.errands.obey,
+            leases=kept.leases.active,
             publish=self.publisher.publish,
             recorder=self.recorder,
             tick_seconds=config.tick,

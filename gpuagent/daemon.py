@@ -19,16 +19,23 @@ from gpuagent.act.ledger import Ledger, boot_id
 from gpuagent.act.record import Target
 from gpuagent.act.restore import Occasion, Report, failed
 from gpuagent.clock import SystemClock, patiently
+from gpuagent.config import Api
 from gpuagent.configfile import Loaded, changed_needs_restart, describe, load
 from gpuagent.core import Core, Kept
 from gpuagent.decide.merge import Violation
 from gpuagent.errors import AgentError, ConfigError
+from gpuagent.expose.access import Access
 from gpuagent.expose.api import Sources
+from gpuagent.expose.intake import Intake
+from gpuagent.expose.network import Remote
 from gpuagent.expose.server import Server
 from gpuagent.host.machine import Machine
 from gpuagent.host.notify import Notify
+from gpuagent.leases import Leases
 from gpuagent.model.plan import Posture, Reload
+from gpuagent.sense.mail import LatencyMail, marks
 from gpuagent.starts import CRASHES_TO_OBSERVE, PauseMark, Starts, replace_file
+from gpuagent.tokens import TokenBook
 
 EX_OK = 0
 EX_FAILED = 1
@@ -62,32 +69,51 @@ class Agent:
         self._mark = PauseMark(state_dir)
         self._ledger = Ledger(state_dir)
         self._audit = AuditLog(state_dir)
+        self._audit.recall()
+        self._leases = Leases(state_dir, boot=boot_id(), clock=self._clock)
+        self._tokens = TokenBook(state_dir, self._clock)
         self._stopping = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self._reading = asyncio.Lock()
         """One reload at a time, so that the file that was read last is the one in force."""
 
         self._host = Machine(config.paths, config.nvml, clock=self._clock, wake=self.wake)
+        self._latencies = LatencyMail(self.wake)
         self._core = Core(
             config,
             host=self._host,
-            kept=Kept(ledger=self._ledger, audit=self._audit, mark=self._mark),
+            kept=Kept(
+                ledger=self._ledger,
+                audit=self._audit,
+                mark=self._mark,
+                leases=self._leases,
+                tokens=self._tokens,
+            ),
             posture=self._first_posture(),
             agent_pid=os.getpid(),
             reread=self._reload,
             notify=self._notify,
+            latencies=self._latencies,
         )
+        self._latencies.watch(marks(config))
         self._server = Server(
             Sources(
                 latest=self._core.publisher.latest,
                 settings=lambda: describe(self._loaded.config),
                 clock=self._clock,
                 version=gpuagent.__version__,
+                listen=self._core.publisher.listen,
+                intake=Intake(self._latencies.push),
+                access=self._access,
             ),
             self._core.loop.inbox,
             path=config.paths.socket,
             group=config.api.group,
             metrics_listen=config.api.metrics_listen,
+            metrics_token=config.api.metrics_token,
+            network=_remote(config.api),
+            tokens=self._tokens,
+            tell=lambda kind, text, alert: self._core.event(kind, text, alert=alert),
         )
 
     def wake(self, why: str) -> None:
@@ -129,6 +155,10 @@ class Agent:
             self._core.event("crash", "the run before this one ended without a clean stop")
         for problem in self._ledger.problems:
             self._core.event("ledger-damaged", problem)
+        if self._tokens.trouble:
+            self._core.event("tokens-damaged", self._tokens.trouble)
+        for event in self._leases.begin():
+            self._core.publisher.note(event)
         await patiently(self._host.gpus.settled(), _FIRST_LOOK_SECONDS)
         occasion = Occasion.RESCUE if demoted else Occasion.CRASH
         report = await self._put_back(occasion)
@@ -216,6 +246,7 @@ class Agent:
     async def _reload_alone(self, by: str) -> str:
         self._notify.reloading(self._clock.now().mono)
         try:
+            await self._tokens.reread()
             loaded = await asyncio.to_thread(load, self._loaded.path)
             self._check_paths(loaded)
             restart = changed_needs_restart(self._started_with, loaded.config)
@@ -248,13 +279,18 @@ class Agent:
         self._loaded = loaded
         self._host.gpus.reconfigure(config.nvml)
         self._core.configure(config)
+        self._latencies.watch(marks(config))
         self._core.change(
             mode=config.mode, config_error="", config_loaded_wall=self._clock.now().wall
         )
+        self._server.renew()
         for warning in loaded.warnings:
             _log.warning("configuration", why=warning)
 
     # -- small things --------------------------------------------------------------------------------
+
+    def _access(self) -> Access:
+        return Access(self._server.listeners(), self._tokens.listed(), self._tokens.trouble)
 
     def _first_posture(self) -> Posture:
         paused = self._mark.read()
@@ -293,6 +329,12 @@ def tell(report: Report) -> None:
     for item in report:
         say = _log.error if item.what == "failed" else _log.info
         say(item.what, knob=item.entry.knob, subject=str(item.entry.subject), why=item.why)
+
+
+def _remote(api: Api) -> Remote | None:
+    if not api.network_listen:
+        return None
+    return Remote(api.network_listen, api.tls_certificate, api.tls_key)
 
 
 def _leaves(group: BaseExceptionGroup[Exception]) -> Iterator[BaseException]:

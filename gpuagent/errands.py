@@ -7,20 +7,26 @@ from typing import Any
 import msgspec
 import structlog
 
-from gpuagent.errors import AgentError, Unavailable
+from gpuagent.errors import AgentError, Unavailable, Unsupported
 from gpuagent.inbox import Letter
+from gpuagent.leases import Leases
 from gpuagent.model.plan import (
     Command,
+    DropOverride,
+    IssueToken,
     Pause,
     Posture,
     ReleaseGpus,
     Reload,
     ResumeGpus,
+    RevokeToken,
+    SetOverride,
     Snapshot,
     Unpause,
 )
 from gpuagent.ports import Gpus, Wake
 from gpuagent.starts import PauseMark
+from gpuagent.tokens import TokenBook
 
 _log = structlog.get_logger()
 
@@ -33,18 +39,22 @@ class Errands:
         *,
         gpus: Gpus,
         mark: PauseMark,
+        leases: Leases,
+        tokens: TokenBook | None = None,
         reload: Callable[[str], Coroutine[Any, Any, str]],
         wake: Wake,
         posture: Callable[[], Posture],
         take: Callable[[Posture], None],
         shown: Callable[[], Coroutine[Any, Any, Snapshot | None]],
     ) -> None:
-        """`posture` tells the one in force, `take` replaces it; `reload` reads the configuration.
+        """`tokens` is None where none are kept. `posture` tells the one in force, `take` replaces it; `reload` reads the configuration.
 
         `shown` waits for the first picture that was made after now; None if none comes soon.
         """
         self._gpus = gpus
         self._mark = mark
+        self._leases = leases
+        self._tokens = tokens
         self._reload = reload
         self._wake = wake
         self._posture = posture
@@ -58,10 +68,12 @@ class Errands:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
+            keeping = group.create_task(self._leases.run())
             try:
                 await asyncio.Event().wait()
             finally:
                 self._group = None
+                keeping.cancel()
 
     def obey(self, letter: Letter) -> None:
         """Begin what a command asks; the tick that called goes on at once."""
@@ -118,6 +130,19 @@ class Errands:
                 await self._gpus.resume()
                 self._change(released=False)
                 return "the driver is being taken up again"
+            case SetOverride(override=override):
+                return await self._leases.set(override)
+            case DropOverride(id=name):
+                return await self._leases.drop(name)
+            case IssueToken(token=token, digest=digest):
+                return await self._book().issue(token, digest)
+            case RevokeToken(id=token_id):
+                return await self._book().revoke(token_id)
+
+    def _book(self) -> TokenBook:
+        if self._tokens is None:
+            raise Unsupported("this agent keeps no tokens")
+        return self._tokens
 
     def _change(self, **fields: bool) -> None:
         self._take(msgspec.structs.replace(self._posture(), **fields))

@@ -16,6 +16,7 @@ from gpuagent.act.reconcile import Reconciler
 from gpuagent.clock import Clock
 from gpuagent.decide.merge import merge
 from gpuagent.inbox import Inbox, Letter
+from gpuagent.model.lease import Lease
 from gpuagent.model.plan import Decision, LoopStats, Plan, Posture, Snapshot
 from gpuagent.model.state import Frame, Instant, NodeState, fold
 from gpuagent.ports import Policy
@@ -42,10 +43,12 @@ class Loop:
         reconciler: Reconciler,
         posture: Posture,
         obey: Callable[[Letter], None],
+        leases: Callable[[Instant], tuple[Lease, ...]],
         publish: Callable[[Snapshot], None],
         recorder: Recorder,
         tick_seconds: float,
     ) -> None:
+        """`leases` are the overrides in force at an instant."""
         self.posture = posture
         self.policies = tuple(policies)
         self.tick_seconds = tick_seconds
@@ -54,6 +57,7 @@ class Loop:
         self._sensing = sensing
         self._reconciler = reconciler
         self._obey = obey
+        self._leases = leases
         self._publish = publish
         self._recorder = recorder
         self._state = NodeState(clock.now())
@@ -74,7 +78,11 @@ class Loop:
                 await self.tick()
                 await self._rest(began.mono)
         finally:
-            await self._sensing.close()
+            await self.close()
+
+    async def close(self) -> None:
+        """End the readings that are still going on. Part of `run`."""
+        await self._sensing.close()
 
     async def tick(self) -> Snapshot:
         """One pass."""
@@ -88,6 +96,7 @@ class Loop:
             outcomes=self._reconciler.outcomes(),
             health=self._sensing.health,
             acts=self.posture.acts,
+            leases=self._leases(now),
         )
         self._recorder.before(self._state, self._memories, frame)
         self._state = fold(self._state, frame)

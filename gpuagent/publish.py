@@ -4,17 +4,26 @@ import asyncio
 import contextlib
 import math
 import re
+import secrets
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 import structlog
 
 from gpuagent.host.notify import Notify
 from gpuagent.log import HealthChanges
-from gpuagent.model.plan import Snapshot
-from gpuagent.model.state import Event, KnobKey, Outcome
+from gpuagent.model.audit import Action
+from gpuagent.model.inventory import on_tenant
+from gpuagent.model.plan import Hold, Snapshot
+from gpuagent.model.state import EVENT_KINDS, Event, KnobKey, Outcome
+from gpuagent.model.vocab import On
 
 EVENTS_KEPT = 500
+KINDS_MOST = 64
+"""Kinds of events that are counted one by one: each is a series in /metrics."""
+SHARE_STEP = 0.1
+"""A share that moves less than this is no news."""
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 
 _log = structlog.get_logger()
@@ -23,11 +32,18 @@ _log = structlog.get_logger()
 class Publisher:
     """Holds the latest snapshot. Readers share it; nobody changes it."""
 
-    def __init__(self, notify: Notify) -> None:
+    def __init__(self, notify: Notify, audit: Callable[[], tuple[Action, ...]] = tuple) -> None:
+        """`audit` gives the latest actions, without waiting for anything."""
         self._notify = notify
+        self._audit = audit
         self._latest: Snapshot | None = None
         self._news = asyncio.Event()
+        self._run = secrets.token_hex(4)
+        self._count = 0
         self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._by_kind = dict.fromkeys(EVENT_KINDS, 0)
+        self._listeners: list[Callable[[], None]] = []
+        self._shares = Shares()
         self._health = HealthChanges()
         self._said: dict[KnobKey, tuple[str, str]] = {}
 
@@ -46,26 +62,45 @@ class Publisher:
                 return self._latest
         return None
 
+    def listen(self, ring: Callable[[], None]) -> None:
+        """Call `ring` after each snapshot, for good. The loop waits for it: it must only note that."""
+        self._listeners.append(ring)
+
     def note(self, event: Event) -> None:
-        """Add an event that no sensor and no policy has made."""
-        self._events.append(event)
-        _say_event(event)
+        """Add an event that no sensor and no policy has made. It is told with the next snapshot."""
+        self._add((event,))
 
     def publish(self, snapshot: Snapshot) -> None:
         """Called once a tick: this is also the sign of life for the service manager."""
-        self._events += snapshot.events
         self._say(snapshot)
-        self._latest = msgspec.structs.replace(snapshot, events=tuple(self._events))
+        self._add(snapshot.events)
+        self._add(self._shares.news(snapshot))
+        self._latest = msgspec.structs.replace(
+            snapshot,
+            run=self._run,
+            events=tuple(self._events),
+            events_by_kind=dict(self._by_kind),
+            audit=self._audit(),
+        )
         self._news.set()
         self._news = asyncio.Event()
+        for ring in self._listeners:
+            ring()
         self._notify.watchdog()
+
+    def _add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._count += 1
+            self._events.append(msgspec.structs.replace(event, number=self._count))
+            known = event.kind in self._by_kind or len(self._by_kind) < KINDS_MOST
+            kind = event.kind if known else "other"
+            self._by_kind[kind] = self._by_kind.get(kind, 0) + 1
+            _say_event(event)
 
     def _say(self, snapshot: Snapshot) -> None:
         now = snapshot.state.now.mono
         for health in snapshot.state.health.values():
             self._health.say(health, now)
-        for event in snapshot.events:
-            _say_event(event)
         settings = snapshot.plan.by_key()
         for key, outcome in snapshot.outcomes.items():
             wish = settings.get(key)
@@ -95,6 +130,50 @@ class Publisher:
             why=why,
             became=outcome.why,
         )
+
+
+class Shares:
+    """What tenants are left of their activity, as news for them: they may adapt to it (DESIGN 5, rung 0).
+
+    Only what is so on the host counts, not what is merely decided.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+        """Of those that are left less than all; as it was last told."""
+
+    def news(self, snapshot: Snapshot) -> Iterator[Event]:
+        """Events for the tenants whose share has moved by `SHARE_STEP`, or has become whole again."""
+        now = _tightest(snapshot.holds)
+        at = snapshot.state.now.mono
+        present = {t.name for t in snapshot.state.inventory.tenants or ()}
+        for name in sorted((now.keys() | self._told.keys()) & present):
+            before, hold = self._told.get(name, 1.0), now.get(name)
+            share = 1.0 if hold is None else hold.share
+            if share == before or (share < 1 and abs(share - before) < SHARE_STEP and before < 1):
+                continue
+            self._told[name] = share
+            yield _share_event(name, hold, at, cut=share < before)
+        self._told = {n: s for n, s in self._told.items() if s < 1 and n in present}
+
+
+def _tightest(holds: Iterable[Hold]) -> dict[str, Hold]:
+    found: dict[str, Hold] = {}
+    for hold in holds:
+        if hold.subject.on is On.TENANT and hold.in_force and hold.share < 1:
+            name = hold.subject.tenant
+            found[name] = min(found.get(name, hold), hold, key=lambda h: h.share)
+    return found
+
+
+def _share_event(name: str, hold: Hold | None, at: float, *, cut: bool) -> Event:
+    kind = "share-cut" if cut else "share-raised"
+    if hold is None:
+        text, share = f"tenant {name} is held back no longer", 1.0
+    else:
+        share = hold.share
+        text = f"tenant {name} is left {share * 100:.0f} % of its usual activity: {hold.why}"
+    return Event(kind, at, text, on_tenant(name), (("share_ratio", share),))
 
 
 def _say_event(event: Event) -> None:

@@ -148,12 +148,16 @@ def ratio(value: object) -> float:
     return float(_SHARES.amount(value))
 
 
-def split_address(value: object) -> tuple[str, int]:
+def split_address(value: object, *, anywhere: bool = False) -> tuple[str, int]:
     """Host and port from "127.0.0.1:9485", "[::1]:9485" or "localhost:9485"; port 0 for any.
 
-    Loopback only: raises QuantityError for every other address.
+    Loopback only, unless `anywhere`: raises QuantityError for every other address.
     """
-    remedy = 'write "127.0.0.1:9485" or "[::1]:9485"'
+    remedy = (
+        'write "0.0.0.0:9486", "[::]:9486" or one address of this host'
+        if anywhere
+        else 'write "127.0.0.1:9485" or "[::1]:9485"'
+    )
     text = value if isinstance(value, str) else ""
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
@@ -167,7 +171,7 @@ def split_address(value: object) -> tuple[str, int]:
         raise QuantityError(f"{shown(value)} is not an address of this host; {remedy}") from None
     if bracketed != (address.version == 6):
         raise QuantityError(f"{shown(value)} has its brackets wrong; {remedy}")
-    if not address.is_loopback:
+    if not (anywhere or address.is_loopback):
         raise QuantityError(f"{shown(value)} is not a loopback address; {remedy}")
     return str(address), int(port)
 

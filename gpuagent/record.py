@@ -109,7 +109,7 @@ class FlightRecorder:
 
         Tenants are said in every frame and are the same objects while nothing changes.
         """
-        size = 1 + len(frame.outcomes) + len(frame.health)
+        size = 1 + len(frame.outcomes) + len(frame.health) + len(frame.leases)
         for said in frame.sensed:
             size += len(said.readings) + len(said.events)
             size += len(said.gpus or ()) + len(said.gpu_processes or ())

@@ -38,6 +38,7 @@ _SECOND_TENANT = """\
 #sla = "L1"
 #match = { unit = "triton.service" }
 #kind = "inference"
+#latency_slo = "200ms"
 """
 
 # What is written for a key that has no default, or a default that shows nothing.
@@ -48,6 +49,7 @@ _EXAMPLES: dict[str, object] = {
     "tenants.name": "nightly-training",
     "tenants.sla": "L3",
     "tenants.memory_limit": "40GiB",
+    "tenants.latency_slo": "200ms",
     "tenants.match.unit": "train-*.service",
 }
 

@@ -25,9 +25,11 @@ rule_files: {rules}
 scrape_configs:
   - job_name: gpuagent
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+    {how}
   - job_name: gpuagent-dcgm
     metrics_path: /metrics/dcgm
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+    {how}
 """
 _SCRAPES = 2
 """Enough for a rate."""
@@ -84,13 +86,16 @@ class Prometheus:
 
 @contextlib.asynccontextmanager
 async def watching(
-    port: int, folder: Path, *rules: Path, program: str | None = PROMETHEUS
+    port: int, folder: Path, *rules: Path, how: str = "", program: str | None = PROMETHEUS
 ) -> AsyncIterator[Prometheus]:
-    """Prometheus over the loopback server at `port`; its files are in `folder`."""
+    """Prometheus over the loopback server at `port`; its files are in `folder`.
+
+    `how` has lines of a scrape configuration, such as its scheme and its credentials.
+    """
     assert program is not None
     config = folder / "prometheus.yml"
     names = json.dumps([str(r) for r in rules])
-    config.write_text(_CONFIG.format(rules=names, port=port), encoding="utf-8")
+    config.write_text(_CONFIG.format(rules=names, port=port, how=how.replace("\n", "\n    ")), encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -15,12 +15,14 @@ from gpuagent.config import Config, Match, TenantRule
 from gpuagent.decide import POLICIES
 from gpuagent.errands import Errands
 from gpuagent.host.notify import Notify
+from gpuagent.leases import Leases
 from gpuagent.loop import Loop
 from gpuagent.model.inventory import Level
 from gpuagent.model.plan import Command, Posture, Snapshot
-from gpuagent.ports import Policy, Sensor
+from gpuagent.ports import Latencies, Policy, Sensor
 from gpuagent.publish import Publisher
 from gpuagent.record import FlightRecorder
+from gpuagent.sense.mail import LatencyMail
 from gpuagent.sensing import Sensing
 from gpuagent.starts import PauseMark
 from tests.act.host import Disk, Inline
@@ -45,8 +47,10 @@ class Rig:
         sensors: Sequence[Sensor] | None = None,
         policies: Sequence[Policy[Any]] | None = None,
         patience: float = 30.0,
+        latencies: Latencies | None = None,
     ) -> None:
         self.host = host
+        self.latencies = LatencyMail(self._wake) if latencies is None else latencies
         self.config = config
         self.snapshots: list[Snapshot] = []
         self.keep_snapshots = True
@@ -54,6 +58,8 @@ class Rig:
         self.ledger = Ledger(str(folder), boot="b1", executor=Inline(), journal=self.disk)
         self.audit = AuditLog(str(folder))
         self.mark = PauseMark(str(folder))
+        self.leases = Leases(str(folder), boot="b1", clock=host.clock)
+        self.leases.begin()
         self.publisher = Publisher(Notify())
         self.recorder = FlightRecorder()
         self.sensors = sensors if sensors is not None else self._all_sensors()
@@ -72,6 +78,7 @@ class Rig:
         self.errands = Errands(
             gpus=host.gpus,
             mark=self.mark,
+            leases=self.leases,
             reload=self._reload,
             wake=self._wake,
             posture=lambda: self.loop.posture,
@@ -85,6 +92,7 @@ class Rig:
             reconciler=self.reconciler,
             posture=Posture(mode=config.mode),
             obey=self.errands.obey,
+            leases=self.leases.active,
             publish=self._publish,
             recorder=self.recorder,
             tick_seconds=config.tick,
@@ -164,5 +172,6 @@ class Rig:
                 kernel_log=self.host.kernel_log,
                 clock=self.host.clock,
                 agent_pid=4000,
+                latencies=self.latencies,
             )
         )

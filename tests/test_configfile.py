@@ -205,6 +205,7 @@ def test_a_configuration_is_described_in_tomls_terms() -> None:
 _IN_RULES = {"name", "match", "budget", "panel", "budget_fraction"} | {
     *("memory_high", "memory_clear", "temperature_high", "temperature_clear", "hold", "within"),
     *("cpu_pressure_high", "cpu_pressure_clear", "probe_min", "probe_max", "metrics_listen"),
+    *("latency_high", "latency_clear"),
 }
 
 

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import MemberDescriptorType
 
-import msgspec
 import pytest
 
 from gpuagent.errands import Errands
 from gpuagent.errors import AgentError, ConfigError, Refused, Unavailable
+from gpuagent.leases import Leases
 from gpuagent.model.inventory import on_cgroup
 from gpuagent.model.plan import (
     Command,
@@ -35,6 +36,7 @@ class Desk:
         self.posture = Posture(mode="enforce")
         self.gpus = FakeGpus(Clock())
         self.mark = PauseMark(str(folder))
+        self.leases = Leases(str(folder), boot="b1", clock=Clock())
         self.woken: list[str] = []
         self.reloads: list[str] = []
         self.reload_fails: Exception | None = None
@@ -43,6 +45,7 @@ class Desk:
         self.errands = Errands(
             gpus=self.gpus,
             mark=self.mark,
+            leases=self.leases,
             reload=self._reload,
             wake=self.woken.append,
             posture=lambda: self.posture,
@@ -229,5 +232,9 @@ def test_every_command_says_who_asked() -> None:
         "reload",
         "release",
         "resume",
+        "set-override",
+        "drop-override",
+        "issue-token",
+        "revoke-token",
     }
-    assert all([f.name for f in msgspec.structs.fields(c)] == ["by"] for c in Command.__args__)
+    assert all(isinstance(vars(c)["by"], property | MemberDescriptorType) for c in Command.__args__)

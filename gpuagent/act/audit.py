@@ -3,44 +3,32 @@
 `audit.jsonl` is the newest, then `audit.jsonl.1` and so on; what they take together is bounded.
 Lines are written by a thread of its own. A line that cannot be written is counted and dropped: the
 log tells what was done, and no action waits for it, nor does the end of the process.
+
+The latest actions are kept in memory as well, for whoever asks: nobody reads files for that.
 """
 
+import contextlib
 import errno
 import os
 import stat
+from collections import deque
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
 import structlog
 
 from gpuagent.behind import Behind
-from gpuagent.model.inventory import Subject
+from gpuagent.model.audit import Action
 from gpuagent.model.text import wired
 
+KEPT = 1000
+"""Actions in memory, the latest."""
+_RECALL_BYTES = 1024 * 1024
+"""Of the end of a file, at most: more than `KEPT` usual lines."""
 _WAITING_MAX = 10_000
 
 _log = structlog.get_logger()
-
-
-class Action(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing done to the host, or the end of an attempt to do it. Base units of the knob."""
-
-    wall: float
-    knob: str
-    subject: Subject
-    did: str
-    """set, put back, left alone, would set, or not set."""
-    result: str
-    why: str
-    """The reason for it, or what stood in its way."""
-    rule: str = ""
-    before: str = ""
-    """The value as the host showed it before, verbatim."""
-    wrote: str = ""
-    after: str = ""
-    """The value as it read back, verbatim."""
-    original: str = ""
-    numbers: tuple[tuple[str, float], ...] = ()
 
 
 class AuditLog:
@@ -56,6 +44,10 @@ class AuditLog:
         self.trouble = ""
         """Why the last lines could not be written; empty while the disk takes them."""
         self._behind = Behind(self._take, most=_WAITING_MAX, name="audit")
+        self._number = 0
+        self._kept: deque[Action] = deque(maxlen=KEPT)
+        self._told: tuple[Action, ...] | None = ()
+        """`_kept` as it is told; None when that has to be made anew."""
 
     @property
     def dropped(self) -> int:
@@ -63,8 +55,31 @@ class AuditLog:
         return self._behind.refused + self._failed
 
     def record(self, action: Action) -> None:
-        """Hand over one line; returns at once. After `close` it is dropped."""
+        """Keep it and hand over its line; returns at once. After `close` the line is dropped."""
+        self._keep(action)
         self._behind.put(action)
+
+    def recall(self) -> None:
+        """Keep what the ends of the newest two files say of the runs before; at the start, once.
+
+        Blocking, and bounded. What is torn, or no line of ours, is passed over.
+        """
+        newest = [_end_of(self._path)]
+        if len(newest[0]) < KEPT:
+            newest.insert(0, _end_of(f"{self._path}.1"))
+        for action in [a for part in newest for a in part][-KEPT:]:
+            self._keep(action)
+
+    def latest(self) -> tuple[Action, ...]:
+        """Those in memory, oldest first, numbered without a gap. The same object until there is another."""
+        if self._told is None:
+            self._told = tuple(self._kept)
+        return self._told
+
+    def _keep(self, action: Action) -> None:
+        self._number += 1
+        self._kept.append(msgspec.structs.replace(action, number=self._number))
+        self._told = None
 
     def close(self, seconds: float = 2.0) -> None:
         """Write what is left, for at most so long: a disk that hangs is left alone, and that is said."""
@@ -118,6 +133,35 @@ def _open(path: str) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, "it is not a file")
     return fd
+
+
+def _end_of(path: str) -> list[Action]:
+    """The actions in the last part of a file, oldest first; none where there is no such file."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError):
+        fd = os.open(path, flags)
+        try:
+            found = os.fstat(fd)
+            if stat.S_ISREG(found.st_mode):
+                end = os.pread(fd, _RECALL_BYTES, max(0, found.st_size - _RECALL_BYTES))
+                return list(_actions(end))
+        finally:
+            os.close(fd)
+    return []
+
+
+def _actions(lines: bytes) -> Iterator[Action]:
+    for line in lines.split(b"\n"):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            fields = msgspec.json.decode(line, type=dict[str, object])
+            if isinstance(numbers := fields.get("numbers"), list):
+                # JSON has no infinity: such a number was written as null, and is not told.
+                fields["numbers"] = [n for n in numbers if not _is_null(n)]
+            yield msgspec.structs.replace(msgspec.convert(fields, Action), number=0)
+
+
+def _is_null(pair: object) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and pair[1] is None
 
 
 def _line(action: Action) -> bytes:

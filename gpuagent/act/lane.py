@@ -12,12 +12,12 @@ therefore taken for ours.
 """
 
 from gpuagent.act.adopted import GRACE_SECONDS
-from gpuagent.act.audit import Action
 from gpuagent.act.contest import Contest
 from gpuagent.act.desk import Desk, Order
 from gpuagent.act.record import Entry, Target
 from gpuagent.act.restore import believed, ends_with_its_target, return_original
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
+from gpuagent.model.audit import Action
 from gpuagent.model.state import ActionResult, Outcome, Result
 from gpuagent.model.vocab import Knob
 from gpuagent.ports import Actuator, Real

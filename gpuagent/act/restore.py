@@ -11,11 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from gpuagent.act.audit import Action, AuditLog
+from gpuagent.act.audit import AuditLog
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import Entry, Target
 from gpuagent.clock import Clock
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
+from gpuagent.model.audit import Action
 from gpuagent.model.state import ActionResult
 from gpuagent.model.vocab import KNOB, Fate, Knob, On
 from gpuagent.ports import Actuator, Real

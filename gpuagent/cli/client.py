@@ -29,12 +29,14 @@ _EXIT_OF_STATUS = {
     501: Exit.REFUSED,
     503: Exit.UNREACHABLE,
 }
+"""Whatever is not named is a PROBLEM."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_ANSWER_SECONDS)
+    def __init__(self, path: str, patience: float) -> None:
+        super().__init__("localhost", timeout=patience)
         self._path = path
+        self._patience = patience
 
     def connect(self) -> None:
         """Raises BlockingIOError while the queue of connections stays full, or another OSError."""
@@ -46,9 +48,9 @@ class _UnixConnection(http.client.HTTPConnection):
         return self._connect(self._path)
 
     def _connect(self, path: str) -> None:
-        until = time.monotonic() + _BUSY_SECONDS
+        until = time.monotonic() + min(_BUSY_SECONDS, self._patience)
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_ANSWER_SECONDS)
+        self.sock.settimeout(self._patience)
         try:
             while True:
                 try:
@@ -65,14 +67,23 @@ class _UnixConnection(http.client.HTTPConnection):
 class Client:
     """The agent behind a socket path. Each method raises Failure with the exit code that fits."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, patience: float = _ANSWER_SECONDS) -> None:
+        """`patience` is how many seconds an answer may take."""
         self._path = path
+        self._patience = patience
 
     def get(self, target: str) -> Document:
         return self._ask("GET", target)
 
-    def post(self, target: str) -> Document:
-        return self._ask("POST", target)
+    def post(self, target: str, body: object = None) -> Document:
+        """`body` is sent as JSON; None sends none."""
+        return self._ask("POST", target, body)
+
+    def put(self, target: str, body: object = None) -> Document:
+        return self._ask("PUT", target, body)
+
+    def delete(self, target: str, body: object = None) -> Document:
+        return self._ask("DELETE", target, body)
 
     def items(self, target: str) -> Iterator[Document]:
         """All items of a paged list."""
@@ -86,7 +97,7 @@ class Client:
 
     def tenant(self, name: str, part: str = "") -> Document:
         """One tenant's document. Raises Failure with UNKNOWN_TENANT."""
-        status, document = self._send("GET", f"/v1/tenants/{_quoted(name)}{part}")
+        status, document = self._send("GET", f"/v1/tenants/{quoted(name)}{part}")
         if status == 404:
             raise Failure(
                 Exit.UNKNOWN_TENANT,
@@ -95,8 +106,8 @@ class Client:
             )
         return self._checked(status, document)
 
-    def _ask(self, method: str, target: str) -> Document:
-        return self._checked(*self._send(method, target))
+    def _ask(self, method: str, target: str, body: object = None) -> Document:
+        return self._checked(*self._send(method, target, body))
 
     def _checked(self, status: int, document: Document) -> Document:
         if status < 400:
@@ -109,10 +120,12 @@ class Client:
             str(document.get("remedy", "")),
         )
 
-    def _send(self, method: str, target: str) -> tuple[int, Document]:
-        connection = _UnixConnection(self._path)
+    def _send(self, method: str, target: str, body: object = None) -> tuple[int, Document]:
+        content = None if body is None else json.dumps(body).encode()
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        connection = _UnixConnection(self._path, self._patience)
         try:
-            connection.request(method, target)
+            connection.request(method, target, content, headers)
             response = connection.getresponse()
             return response.status, _document(response.read())
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
@@ -134,7 +147,7 @@ class Client:
         except TimeoutError:
             raise Failure(
                 Exit.UNREACHABLE,
-                f"the agent has not answered within {_ANSWER_SECONDS:.0f} s",
+                f"the agent has not answered within {self._patience:.0f} s",
                 "its log says why: `journalctl -u gpuagent`",
             ) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -155,7 +168,8 @@ def _document(body: bytes) -> Document:
     return document
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as one step of a path."""
     # A name of dots alone would be taken for a step in the path.
-    quoted = quote(name.encode("utf-8", "backslashreplace"), safe="")
-    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
+    text = quote(name.encode("utf-8", "backslashreplace"), safe="")
+    return text if text.strip(".") else text.replace(".", "%2E")

@@ -33,7 +33,8 @@ def check(file: str | None) -> None:
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     try:
-        warnings = load(path).warnings
+        loaded = load(path)
+        warnings, problems = loaded.warnings, loaded.troubles
     except ConfigError as error:
         problems = error.problems
     if options.json:

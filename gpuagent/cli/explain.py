@@ -5,6 +5,7 @@ import click
 from gpuagent.cli.client import Client, Document
 from gpuagent.cli.exits import CODES
 from gpuagent.cli.options import Options, common
+from gpuagent.cli.override import value_of
 from gpuagent.cli.show import amount, emit, listed, say, seconds
 
 
@@ -20,6 +21,7 @@ def explain(tenant: str) -> None:
         return
     _say_who(told)
     _say_held(told)
+    _say_overrides(told["overrides"])
     _say_causes(told["causes"])
     _say_knobs(told["knobs"])
     _say_seats(told["seats"])
@@ -38,6 +40,27 @@ def _say_who(told: Document) -> None:
     limit = told["limits"]["memory_limit_bytes"]
     if limit is not None:
         say(f"Its declared memory limit is {amount('bytes', limit)} on one card.")
+    _say_latency(row)
+
+
+def _say_latency(row: Document) -> None:
+    quantile = row["latency_quantile"]
+    if quantile is None:
+        return
+    known = row["latency_seconds"]
+    measured = "is not reported now" if known is None else f"is {_latency(known)}"
+    objective = row["latency_objective_seconds"]
+    if objective is None:
+        wanted = "no objective is declared"
+    else:
+        wanted = f"its objective is {_latency(objective)}"
+        if row["level"] != "L1":
+            wanted += ", for which nobody is held back: it is not L1"
+    say(f"Its p{100 * quantile:g} latency {measured}; {wanted}.")
+
+
+def _latency(value: float) -> str:
+    return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
 def _say_held(told: Document) -> None:
@@ -84,6 +107,18 @@ def _held(held: Document) -> str:
     return _EFFECT[held["effect"]].format(
         share=share, cause=held["cause"], why=held["why"], hindrance=hindrance
     )
+
+
+def _say_overrides(overrides: list[Document]) -> None:
+    if not overrides:
+        return
+    _title("Overrides")
+    for item in overrides:
+        on = f"card {item['gpu']} to {value_of(item)}" if item["gpu"] else f"to {value_of(item)}"
+        left = seconds(item["remaining_seconds"])
+        say(f"  {item['name']}: {on}, for {left} more, by {item['by']}: {item['why']}")
+        why = f": {item['effect_why']}" if item["effect_why"] else ""
+        say(f"    {item['effect'] or 'nothing has come of it yet'}{why}")
 
 
 def _say_causes(causes: list[Document]) -> None:

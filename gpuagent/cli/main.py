@@ -11,16 +11,21 @@ from gpuagent.cli.options import common
 COMMANDS: dict[str, str] = {
     "daemon": "gpuagent.cli.running:daemon",
     "status": "gpuagent.cli.status:status",
+    "demo": "gpuagent.cli.demo:demo",
+    "evaluate": "gpuagent.cli.evaluate:evaluate",
     "tenants": "gpuagent.cli.status:tenants",
     "top": "gpuagent.cli.top:top",
     "explain": "gpuagent.cli.explain:explain",
+    "run": "gpuagent.cli.run:run",
     "check": "gpuagent.cli.check:check",
     "config": "gpuagent.cli.configuration:config",
+    "override": "gpuagent.cli.override:override",
     "reload": "gpuagent.cli.control:reload",
     "pause": "gpuagent.cli.control:pause",
     "unpause": "gpuagent.cli.control:unpause",
     "release": "gpuagent.cli.control:release",
     "resume": "gpuagent.cli.control:resume",
+    "token": "gpuagent.cli.token:token",
     "restore": "gpuagent.cli.running:restore",
 }
 """Name of the command, and where it is."""

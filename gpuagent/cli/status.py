@@ -83,6 +83,11 @@ def _say_health(health: Document) -> None:
             ago = "never" if last is None else f"{seconds(last)} ago"
             name = sensor["name"] if sensor["essential"] else f"{sensor['name']} (optional)"
             say(f"  {name}: {sensor['why']} (last read: {ago})")
+    for listener in health["listeners"]:
+        if listener["why"]:
+            say(f"  listener {listener['name']} ({listener['address']}): {listener['why']}")
+    if health["tokens_why"]:
+        say(f"  {health['tokens_why']}")
     for card in health["blind"]:
         say(f"  card {card['index']} cannot be read: {card['why']}")
 

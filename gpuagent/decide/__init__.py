@@ -5,8 +5,13 @@ from typing import Any
 
 from gpuagent.config import Config
 from gpuagent.decide.backpressure import Backpressure
+from gpuagent.decide.overrides import Overrides
 from gpuagent.decide.power import PowerBudget
 from gpuagent.ports import Policy
 
-POLICIES: tuple[Callable[[Config], Policy[Any]], ...] = (Backpressure, PowerBudget)
+POLICIES: tuple[Callable[[Config], Policy[Any]], ...] = (
+    Backpressure,
+    PowerBudget,
+    Overrides,
+)
 """Every policy there is, in the order in which they are asked. To add one, add it here."""

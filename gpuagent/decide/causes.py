@@ -1,20 +1,22 @@
-"""The conditions that call for relief: memory, temperature, host CPU pressure (DESIGN 5)."""
+"""The conditions that call for relief: memory, temperature, CPU pressure, latency (DESIGN 5)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from gpuagent.config import Backpressure
 from gpuagent.decide.sustained import Sustained, Verdict
-from gpuagent.model.inventory import NODE, Gpu, Subject, on_gpu
+from gpuagent.model.inventory import NODE, Gpu, Level, Subject, Tenant, on_gpu, on_tenant
 from gpuagent.model.plan import Cause
 from gpuagent.model.state import NodeState
+from gpuagent.model.text import quantile_text
 from gpuagent.model.vocab import (
     GPU_MEMORY_TOTAL_BYTES,
     GPU_MEMORY_USED_BYTES,
     GPU_TEMPERATURE_CELSIUS,
     NODE_CPU_BUSY_RATIO,
     NODE_CPU_PRESSURE_RATIO,
+    TENANT_LATENCY_SECONDS,
     Signal,
 )
 
@@ -33,6 +35,30 @@ class Sample(msgspec.Struct, frozen=True):
     verdict: Verdict
     why: str
     numbers: tuple[tuple[str, float], ...]
+    error: float
+    """How far the value is above the middle of its two marks, as a share of that middle.
+
+    Never more than at the mark while the verdict is CLEAR: a card that is full and does not grow
+    asks for no less of anybody.
+    """
+
+    band: float
+    """How far its marks are apart, in the same terms as the error."""
+
+    @property
+    def key(self) -> CauseKey:
+        return (self.kind, self.subject)
+
+
+def _band(high: float, clear: float) -> float:
+    return 2 * (high - clear) / (high + clear)
+
+
+def _error(value: float, high: float, clear: float, verdict: Verdict) -> float:
+    middle = (high + clear) / 2
+    if verdict is Verdict.CLEAR:
+        value = min(value, clear)
+    return (value - middle) / middle
 
 
 def growth(state: NodeState, signal: Signal, subject: Subject) -> float | None:
@@ -52,6 +78,8 @@ def look(state: NodeState, law: Backpressure) -> Iterator[Sample]:
         yield from _memory(state, law, gpu)
         yield from _temperature(state, law, gpu)
     yield from _cpu(state, law)
+    for tenant in state.inventory.tenants or ():
+        yield from _latency(state, law, tenant)
 
 
 def _memory(state: NodeState, law: Backpressure, gpu: Gpu) -> Iterator[Sample]:
@@ -82,6 +110,8 @@ def _memory(state: NodeState, law: Backpressure, gpu: Gpu) -> Iterator[Sample]:
             ("memory_total_bytes", total),
             ("memory_growth_bytes", grown),
         ),
+        _error(ratio, law.memory_high, law.memory_clear, verdict),
+        _band(law.memory_high, law.memory_clear),
     )
 
 
@@ -89,14 +119,17 @@ def _temperature(state: NodeState, law: Backpressure, gpu: Gpu) -> Iterator[Samp
     subject = on_gpu(gpu.uuid)
     read = state.reading(GPU_TEMPERATURE_CELSIUS, subject)
     if read is not None:
+        high, clear = law.temperature_high, law.temperature_clear
+        verdict = _between(read.value, high, clear)
         yield Sample(
             "temperature",
             subject,
             read.at,
-            _between(read.value, law.temperature_high, law.temperature_clear),
-            f"{label(gpu)} at {read.value:.0f} °C (mark {law.temperature_high:.0f} °C, "
-            f"clears at {law.temperature_clear:.0f} °C)",
+            verdict,
+            f"{label(gpu)} at {read.value:.0f} °C (mark {high:.0f} °C, clears at {clear:.0f} °C)",
             (("temperature_celsius", read.value),),
+            _error(read.value, high, clear, verdict),
+            _band(high, clear),
         )
 
 
@@ -124,7 +157,43 @@ def _cpu(state: NodeState, law: Backpressure) -> Iterator[Sample]:
         f"CPUs are busy in {busy:.0%} of the time and tasks waited for one in {read.value:.0%} "
         f"(mark {law.cpu_pressure_high:.0%}, clears at {law.cpu_pressure_clear:.0%})",
         (("cpu_pressure_ratio", read.value), ("cpu_busy_ratio", busy)),
+        _error(read.value, law.cpu_pressure_high, law.cpu_pressure_clear, verdict),
+        _band(law.cpu_pressure_high, law.cpu_pressure_clear),
     )
+
+
+def objective(tenant: Tenant) -> float | None:
+    """The latency in seconds that others are held back for; None where it has none, or is not L1."""
+    return tenant.limits.latency_slo_seconds if tenant.level is Level.L1 else None
+
+
+def _latency(state: NodeState, law: Backpressure, tenant: Tenant) -> Iterator[Sample]:
+    """As the tenant reports it, at the quantile of its objective and at no other."""
+    slo = objective(tenant)
+    if slo is None:
+        return
+    subject, quantile = on_tenant(tenant.name), tenant.limits.latency_quantile
+    read = state.reading(TENANT_LATENCY_SECONDS, subject, (quantile_text(quantile),))
+    if read is None:
+        return
+    high, clear = law.latency_high * slo, law.latency_clear * slo
+    verdict = _between(read.value, high, clear)
+    yield Sample(
+        "latency",
+        subject,
+        read.at,
+        verdict,
+        f"p{100 * quantile:g} of {tenant.name} at {_duration(read.value)} "
+        f"(objective {_duration(slo)}, mark {_duration(high)})",
+        (("latency_seconds", read.value), ("objective_seconds", slo)),
+        _error(read.value, high, clear, verdict),
+        _band(high, clear),
+    )
+
+
+def _duration(seconds: float) -> str:
+    """With three digits: "93 ms", "1.25 s"."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
 def _between(value: float, high: float, clear: float) -> Verdict:
@@ -138,19 +207,19 @@ class Watch(msgspec.Struct, frozen=True):
 
     seen: dict[CauseKey, Sustained] = {}
 
-    def look(
-        self, state: NodeState, law: Backpressure
+    def after(
+        self, samples: Iterable[Sample], now: float, law: Backpressure
     ) -> tuple["Watch", tuple[Cause, ...], float | None]:
         """The next memory, the causes that hold, and when to look again.
 
         A condition that cannot be judged any more is forgotten: unknown is no cause.
         """
-        now, span = state.now.mono, {"hold": law.hold, "within": law.within}
+        span = {"hold": law.hold, "within": law.within}
         seen: dict[CauseKey, Sustained] = {}
         causes: list[Cause] = []
         due: list[float] = []
-        for sample in look(state, law):
-            key = (sample.kind, sample.subject)
+        for sample in samples:
+            key = sample.key
             held = self.seen.get(key, Sustained()).seen(now, sample.at, sample.verdict, **span)
             seen[key] = held
             if held.on:

@@ -3,7 +3,8 @@
 import msgspec
 
 from gpuagent.decide.causes import CauseKey, Watch
-from gpuagent.decide.origins import Origins
+from gpuagent.decide.origins import Before, Origins
+from gpuagent.decide.pi import Past
 from gpuagent.decide.share import Grip
 from gpuagent.model.inventory import Subject, on_gpu, on_tenant
 from gpuagent.model.plan import Blocked, Cause
@@ -23,6 +24,8 @@ class Held(msgspec.Struct, frozen=True):
     """As it was when it last held."""
     knob: str
     grip: Grip
+    before: float = 0.0
+    """The cause's error (see `Sample`) when it was last cut from a share of 1."""
 
     @property
     def key(self) -> HeldKey:
@@ -69,7 +72,10 @@ class Memory(msgspec.Struct, frozen=True):
     """Whether the agent acted when this was written: what only would have been done is forgotten."""
     held: tuple[Held, ...] = ()
     origins: Origins = {}
+    before: Before = Before()
     futile: tuple[Futile, ...] = ()
     cut_at: dict[CauseKey, float] = {}
+    pasts: dict[CauseKey, Past] = {}
+    """What the law `pi` remembers of each cause."""
     helpless: tuple[CauseKey, ...] = ()
     """Causes for which no lever is left, said once each."""

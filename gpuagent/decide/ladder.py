@@ -14,8 +14,14 @@ RUNGS: dict[str, tuple[Knob, ...]] = {
     "cpu": (CPU_WEIGHT, CPU_MAX),
     "memory": (CPU_MAX,),
     "temperature": (CPU_MAX,),
+    "latency": (CPU_WEIGHT, CPU_MAX),
 }
 """Levers on a tenant by the cause they can relieve, the gentlest first (DESIGN 5)."""
+
+
+def is_last_rung(knob: str, kind: str) -> bool:
+    """Whether no lever on a tenant is left after this one for such a cause."""
+    return RUNGS[kind][-1].name == knob
 
 
 class Pull(msgspec.Struct, frozen=True):
@@ -101,6 +107,26 @@ class Pull(msgspec.Struct, frozen=True):
             numbers=(*self.cause.numbers, ("share", self.share)),
             blocked=blocked,
         )
+
+
+def unfit(knob: Knob, kind: str, busy: float | None, law: Backpressure) -> Blocked | None:
+    """Why a lever cannot relieve this kind of cause now, wherever it is pulled.
+
+    `busy` is the share of all CPU time in use. A weight decides something only while CPUs are
+    contended: they are where they are the cause, and for a latency they may be. Where that is not
+    known the weight is left out too: waiting for it would cost a time box, and cpu.max acts anyway.
+    """
+    if knob is not CPU_WEIGHT or kind != "latency":
+        return None
+    if busy is None:
+        return Blocked("ineffective", "whether the CPUs are contended is not known")
+    if busy >= law.cpu_busy:
+        return None
+    return Blocked(
+        "ineffective",
+        f"the CPUs are busy in {busy:.0%} of the time, and a weight acts only while they are "
+        f"contended ({law.cpu_busy:.0%})",
+    )
 
 
 def below_common(seat: Seat, other: Seat) -> Seat | None:

@@ -8,14 +8,15 @@ from gpuagent.config import Backpressure as Law
 from gpuagent.decide.card import card_floor, card_setting
 from gpuagent.decide.causes import CauseKey
 from gpuagent.decide.held import CARD, Futile, Held, HeldKey
-from gpuagent.decide.ladder import RUNGS, Pull, may_be_held, protected_from
+from gpuagent.decide.ladder import RUNGS, Pull, may_be_held, protected_from, unfit
 from gpuagent.decide.origins import Origins, Place, measure
 from gpuagent.decide.share import Grip
-from gpuagent.decide.victims import candidates
+from gpuagent.decide.victims import candidates, near
 from gpuagent.model.inventory import NODE, Tenant
+from gpuagent.model.lease import overridden
 from gpuagent.model.plan import Blocked, Cause, Setting
 from gpuagent.model.state import NodeState
-from gpuagent.model.vocab import KNOB, POWER_LIMIT, Knob
+from gpuagent.model.vocab import KNOB, NODE_CPU_BUSY_RATIO, POWER_LIMIT, Knob
 
 
 class Levers:
@@ -24,11 +25,15 @@ class Levers:
     def __init__(
         self, state: NodeState, law: Law, *, origins: Origins, futile: Sequence[Futile]
     ) -> None:
+        taken = overridden(state.leases)  # somebody else decides on these
         self.tenants = {
-            t.name: t for t in state.inventory.tenants or () if may_be_held(t) and t.seats
+            t.name: t
+            for t in state.inventory.tenants or ()
+            if may_be_held(t) and t.seats and t.name not in taken
         }
         self._state = state
         self._law = law
+        self._cpu_busy = state.fresh(NODE_CPU_BUSY_RATIO, NODE)
         self._known = origins
         self._futile = list(futile)
         self._measured: dict[str, Origins] = {}
@@ -57,8 +62,7 @@ class Levers:
         if held.tenant == CARD:
             return self._state.inventory.gpu(held.cause.subject.gpu) is not None
         tenant = self.tenants.get(held.tenant)
-        cause = held.cause.subject
-        return tenant is not None and (cause == NODE or cause.gpu in tenant.gpus)
+        return tenant is not None and near(self._state, held.cause.subject, tenant)
 
     def candidates(self, cause: Cause) -> list[Tenant]:
         """Tenants that contribute to the cause and may be held, the first to be cut first."""
@@ -107,7 +111,7 @@ class Levers:
         for knob in RUNGS[cause.kind]:
             first = self._first_step(tenant, cause, knob)
             usable = any(s.blocked is None for s in self._make(first))
-            if usable and self._futility(first) is None:
+            if usable and self._useless(first) is None:
                 grip = Grip(floor=tenant.limits.min_share_ratio)
                 return msgspec.structs.replace(first, grip=grip)
         return None
@@ -117,12 +121,16 @@ class Levers:
         if floor is None:
             return None
         held = Held(CARD, cause, POWER_LIMIT.name, Grip(floor=floor))
-        return held if self._futility(held) is None else None
+        return held if self._useless(held) is None else None
 
     def _first_step(self, tenant: Tenant, cause: Cause, knob: Knob) -> Held:
-        return Held(tenant.name, cause, knob.name, Grip(floor=0.0, share=self._law.cut))
+        return Held(tenant.name, cause, knob.name, Grip(floor=0.0, share=self._law.cut, calm=False))
 
-    def _futility(self, held: Held) -> Blocked | None:
+    def _useless(self, held: Held) -> Blocked | None:
+        """Why the lever relieves nothing, from what it is or from what came of it before."""
+        why = unfit(KNOB[held.knob], held.cause.kind, self._cpu_busy, self._law)
+        if why is not None:
+            return why
         mark = (held.name, held.cause.kind, held.knob)
         found = (f.blocked for f in self._futile if (f.name, f.kind, f.knob) == mark)
         return next(found, None)
@@ -133,7 +141,14 @@ class Levers:
         self._futile.append(Futile(held.name, held.cause.kind, held.knob, until, blocked))
 
     def refusal(self, held: Held) -> Blocked | None:
-        """Why none of its settings can be made, if that is what became of them."""
+        """Why it relieves nothing now, or why none of its settings can be made.
+
+        Only what is known counts against a lever in use: a reading that is missing says nothing.
+        """
+        if self._cpu_busy is not None:
+            why = unfit(KNOB[held.knob], held.cause.kind, self._cpu_busy, self._law)
+            if why is not None:
+                return why
         tried = [s for s in self.settings(held) if s.blocked is None]
         outcomes = (self._state.outcomes.get(s.key) for s in tried)
         refused = [o for o in outcomes if o is not None and o.result in ("refused", "contested")]
@@ -149,8 +164,8 @@ class Levers:
                 if held is not None and held.knob == knob.name:
                     break
                 first = self._first_step(tenant, cause, knob)
-                futile = self._futility(first)
+                useless = self._useless(first)
                 for setting in self._make(first):
-                    blocked = setting.blocked or futile
+                    blocked = setting.blocked or useless
                     if blocked is not None:
                         yield msgspec.structs.replace(setting, blocked=blocked)

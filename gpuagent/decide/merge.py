@@ -1,11 +1,17 @@
-"""One plan from the wishes of all policies: the safer direction wins, ranges hold, invariants too."""
+"""One plan from the wishes of all policies: the safer direction wins, ranges hold, invariants too.
 
-from collections.abc import Iterable
+A tenant whose share somebody has overridden is that override's alone: what policies wish for its own
+knobs counts for nothing. On a card everybody's wishes compete, so that no override takes the node over
+its budget or keeps a card hot.
+"""
+
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from gpuagent.errors import AgentError
 from gpuagent.model.inventory import Level
+from gpuagent.model.lease import overridden
 from gpuagent.model.plan import Plan, Setting
 from gpuagent.model.state import KnobKey, NodeState
 from gpuagent.model.vocab import POWER_LIMIT, On
@@ -22,7 +28,10 @@ def merge(wishes: Iterable[Setting], state: NodeState) -> Plan:
     one that is only reported. Raises Violation if the result touches an L1 tenant's own knobs.
     """
     chosen: dict[KnobKey, Setting] = {}
+    decides = overridden(state.leases)
     for wish in wishes:
+        if wish.knob.on is On.CGROUP and decides.get(wish.subject.tenant, wish.rule) != wish.rule:
+            continue
         known = chosen.get(wish.key)
         chosen[wish.key] = wish if known is None else _stronger(known, wish)
     settings = (_in_range(s, state) for s in chosen.values())
@@ -57,19 +66,29 @@ def _in_range(setting: Setting, state: NodeState) -> Setting:
 
 def check(plan: Plan, state: NodeState) -> None:
     """Raise Violation where the plan would turn a knob that acts on an L1 tenant's processes."""
-    protected = {
+    protected = protected_paths(state)
+    for setting in plan.settings:
+        if setting.knob.on is not On.CGROUP or setting.blocked is not None:
+            continue
+        name = lives_at(protected, setting.subject.cgroup)
+        if name is not None:
+            raise Violation(
+                f"{setting.rule} would turn {setting.knob.name} at {setting.subject.cgroup}, "
+                f"where {name} (L1) lives"
+            )
+
+
+def protected_paths(state: NodeState) -> dict[str, str]:
+    """The cgroups in which L1 tenants live, with their names."""
+    return {
         seat.path: t.name
         for t in state.inventory.tenants or ()
         if t.level is Level.L1
         for seat in t.seats
     }
-    for setting in plan.settings:
-        if setting.knob.on is not On.CGROUP or setting.blocked is not None:
-            continue
-        below = setting.subject.cgroup.rstrip("/") + "/"
-        for path, name in protected.items():
-            if (path + "/").startswith(below):
-                raise Violation(
-                    f"{setting.rule} would turn {setting.knob.name} at {setting.subject.cgroup}, "
-                    f"where {name} (L1) lives"
-                )
+
+
+def lives_at(protected: Mapping[str, str], cgroup: str) -> str | None:
+    """Which of the `protected` lives in a cgroup or below it; None if none does."""
+    below = cgroup.rstrip("/") + "/"
+    return next((n for path, n in protected.items() if (path + "/").startswith(below)), None)

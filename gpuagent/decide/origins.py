@@ -1,10 +1,10 @@
 """What a tenant had before it was first held back: every share is a share of this."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from gpuagent.model.inventory import Seat, Tenant, on_cgroup, on_tenant
+from gpuagent.model.inventory import Seat, Subject, Tenant, on_cgroup, on_tenant
 from gpuagent.model.state import NodeState
 from gpuagent.model.vocab import (
     CGROUP_CPU_CORES,
@@ -36,17 +36,49 @@ class Origin(msgspec.Struct, frozen=True):
 Origins = dict[Place, Origin]
 
 
+class Before(msgspec.Struct, frozen=True):
+    """What was so at a decision."""
+
+    at: float = float("-inf")
+    """Monotonic seconds."""
+    held: tuple[Place, ...] = ()
+    """The cgroups whose cpu.max was ours, whoever wished it."""
+
+    @classmethod
+    def of(cls, state: NodeState) -> "Before":
+        """What the next decision has to know of this one."""
+        return cls(state.now.mono, tuple((s.cgroup, s.inode) for s in _held(state)))
+
+
+def with_those_held(known: Origins, last: Before, state: NodeState) -> Origins:
+    """With what those used that are held since the `last` decision: from now on it cannot be read.
+
+    One policy may have to do with a tenant that another one holds: its share is of the same CPU.
+    """
+    found = dict(known)
+    for subject in _held(state):
+        place = (subject.cgroup, subject.inode)
+        if place not in found and place not in last.held:
+            window = state.history.window(CGROUP_CPU_CORES, subject, last.at - WINDOW_SECONDS)
+            used = [cores for at, cores in window if at <= last.at]
+            if used:
+                found[place] = Origin(max(used), None, state.now.mono)
+    return found
+
+
+def _held(state: NodeState) -> Iterator[Subject]:
+    return (
+        o.subject for o in state.outcomes.values() if o.knob is CPU_MAX and o.original is not None
+    )
+
+
 def measure(state: NodeState, tenant: Tenant, known: Origins) -> Origins:
     """Origins of all the tenant's cgroups and their ancestors: those `known`, the others as read.
 
     What a cgroup uses while we hold it back says nothing of what it would use, so without a known
     origin it is not known.
     """
-    held = {
-        (o.subject.cgroup, o.subject.inode)
-        for o in state.outcomes.values()
-        if o.knob is CPU_MAX and o.original is not None
-    }
+    held = {(s.cgroup, s.inode) for s in _held(state)}
     found: Origins = {}
     for seat in tenant.seats:
         for place in (seat, *seat.above):

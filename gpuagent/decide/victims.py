@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from gpuagent.decide.causes import growth
+from gpuagent.decide.causes import growth, objective
 from gpuagent.decide.ladder import may_be_held
-from gpuagent.model.inventory import NODE, Tenant, on_tenant, on_tenant_gpu
+from gpuagent.model.inventory import NODE, Subject, Tenant, on_tenant, on_tenant_gpu
 from gpuagent.model.plan import Cause
 from gpuagent.model.state import NodeState
 from gpuagent.model.vocab import (
@@ -14,6 +14,8 @@ from gpuagent.model.vocab import (
 )
 
 _IDLE_CORES = 0.02
+_ACTIVE_SECONDS = 10.0
+"""Who has worked within this window is active: one that is held back pauses between its kernels."""
 
 
 def candidates(state: NodeState, cause: Cause) -> list[Tenant]:
@@ -34,9 +36,22 @@ def candidates(state: NodeState, cause: Cause) -> list[Tenant]:
 
 
 def _near(state: NodeState, cause: Cause) -> Iterator[Tenant]:
-    for tenant in state.inventory.tenants or ():
-        if cause.subject == NODE or cause.subject.gpu in tenant.gpus:
-            yield tenant
+    return (t for t in state.inventory.tenants or () if near(state, cause.subject, t))
+
+
+def near(state: NodeState, subject: Subject, tenant: Tenant) -> bool:
+    """Whether the tenant is where the cause is: on its card, or, of a latency, beside that tenant."""
+    if subject == NODE:
+        return True
+    if not subject.tenant:
+        return subject.gpu in tenant.gpus
+    suffers = state.inventory.tenant(subject.tenant)
+    return (
+        suffers is not None
+        and objective(suffers) is not None
+        and tenant.level > suffers.level
+        and not set(suffers.gpus).isdisjoint(tenant.gpus)
+    )
 
 
 def _held_bytes(state: NodeState, cause: Cause, tenant: Tenant) -> float:
@@ -57,4 +72,36 @@ def _part(state: NodeState, cause: Cause, tenant: Tenant) -> float | None:
     if cause.kind == "temperature":
         return state.fresh(TENANT_GPU_UTILIZATION_RATIO, here)
     cores = state.fresh(TENANT_CPU_CORES, on_tenant(tenant.name))
-    return None if cores is None else max(cores - _IDLE_CORES, 0.0)
+    busy = None if cores is None else max(cores - _IDLE_CORES, 0.0)
+    if cause.kind == "latency":
+        return _disturbance(state, cause.subject.tenant, tenant, busy)
+    return busy
+
+
+def _disturbance(
+    state: NodeState, suffers: str, tenant: Tenant, cores: float | None
+) -> float | None:
+    """What it does on the cards of the one that suffers; where the driver is silent, on the CPUs.
+
+    Kernels of another are what makes a service wait, so whoever is known to run some comes before
+    whoever only uses CPU: 1 to 2 for the one, 0 to 1 for the other.
+    """
+    protected = state.inventory.tenant(suffers)
+    shared = set(tenant.gpus).intersection(protected.gpus if protected is not None else ())
+    found = [_busiest(state, on_tenant_gpu(tenant.name, uuid)) for uuid in sorted(shared)]
+    known = [ratio for ratio in found if ratio is not None]
+    if any(known):
+        return 1.0 + min(max(known), 1.0)
+    if known and len(known) == len(found):
+        return 0.0
+    return None if cores is None else cores / (1.0 + cores)
+
+
+def _busiest(state: NodeState, here: Subject) -> float | None:
+    """The most that its kernels ran lately, as a share of time; None while that is not known."""
+    if state.fresh(TENANT_GPU_UTILIZATION_RATIO, here) is None:
+        return None
+    start = state.now.mono - _ACTIVE_SECONDS
+    window = state.history.window(TENANT_GPU_UTILIZATION_RATIO, here, start)
+    newest = state.fresh(TENANT_GPU_UTILIZATION_RATIO, here) or 0.0
+    return max([newest, *(ratio for _, ratio in window)])

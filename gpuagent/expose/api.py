@@ -1,18 +1,22 @@
 """The routes of the API: what each answers, from the published snapshot, and who may ask."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 import msgspec
 
 from gpuagent.clock import Clock
 from gpuagent.errors import Unavailable
-from gpuagent.expose import explain, picture
-from gpuagent.expose.auth import Peer, Role
+from gpuagent.expose import environment, explain, overrides, picture, reports, tokens
+from gpuagent.expose.access import Access
+from gpuagent.expose.gate import forbidden
+from gpuagent.expose.intake import Intake
+from gpuagent.expose.paging import AFTER, BEFORE, LIMIT, newest_first, part
 from gpuagent.expose.problems import Trouble, not_found
-from gpuagent.expose.routes import Ask, Do, For, Get, Parameter, Told, current, obeyed
+from gpuagent.expose.routes import Ask, Do, For, Get, Told, current, obeyed
 from gpuagent.expose.views import (
+    ActionView,
     EventView,
     ExplanationView,
     GpuView,
@@ -41,8 +45,6 @@ STALE_SECONDS = 30.0
 _ANSWER_SECONDS = 30.0
 """A command that takes longer is reported as handed in, not as done."""
 _COMMANDS_WAITING = 16
-_PAGE = 100
-_PAGE_MOST = 1000
 
 
 class Inbox(Protocol):
@@ -59,6 +61,9 @@ class Sources(msgspec.Struct, frozen=True):
     settings: Callable[[], Mapping[str, object]]
     clock: Clock
     version: str
+    listen: Callable[[Callable[[], None]], None]
+    intake: Intake = msgspec.field(default_factory=Intake)
+    access: Callable[[], Access] = Access
 
 
 # -- reading -------------------------------------------------------------------------------------------
@@ -69,15 +74,15 @@ def _node(told: Told, _ask: Ask) -> View:
 
 
 def _health(told: Told, ask: Ask) -> View:
-    return picture.health(current(told), ask.peer, told.clock.now().mono)
+    return picture.health(current(told), ask.peer, told.clock.now().mono, told.access())
 
 
 def _gpus(told: Told, ask: Ask) -> View:
     snapshot = current(told)
     shown = picture.gpus(snapshot, ask.peer)
     marks = [f"{card.index:04d}/{wire(card.uuid)}" for card in shown]
-    part, after = _part(ask.query, marks)
-    items = picture.gpu_views(snapshot, shown[part], ask.peer)
+    wanted, after = part(ask.query, marks)
+    items = picture.gpu_views(snapshot, shown[wanted], ask.peer)
     return Page(items=items, next=after, total=len(shown))
 
 
@@ -94,27 +99,9 @@ def _gpu(told: Told, ask: Ask) -> View:
 def _tenants(told: Told, ask: Ask) -> View:
     snapshot = current(told)
     shown = picture.tenants(snapshot, ask.peer)
-    part, after = _part(ask.query, [wire(t.name) for t in shown])
-    items = tuple(picture.row(snapshot, t) for t in shown[part])
+    wanted, after = part(ask.query, [wire(t.name) for t in shown])
+    items = tuple(picture.row(snapshot, t) for t in shown[wanted])
     return Page(items=items, next=after, total=len(shown))
-
-
-def _part(query: Mapping[str, str], marks: Sequence[str]) -> tuple[slice, str | None]:
-    """Which of the items, marked in ascending order, are asked for, and the `after` of the next part.
-
-    What `after` names need not exist any more.
-    """
-    after = query.get("after")
-    start = 0 if after is None else sum(1 for m in marks if m <= after)
-    end = start + _size(query)
-    return slice(start, end), marks[end - 1] if end < len(marks) else None
-
-
-def _size(query: Mapping[str, str]) -> int:
-    text = query.get("limit", str(_PAGE))
-    if not (text.isascii() and text.isdigit() and len(text) < 9 and int(text) > 0):
-        raise Trouble(400, f"limit={text!r} is no number of items", f"use 1 to {_PAGE_MOST}")
-    return min(int(text), _PAGE_MOST)
 
 
 def _tenant(told: Told, ask: Ask) -> View:
@@ -146,16 +133,21 @@ def _plan(told: Told, _ask: Ask) -> View:
 
 def _events(told: Told, ask: Ask) -> View:
     snapshot = current(told)
-    items = picture.events(snapshot, _size(ask.query))
-    return Page(items=items, next=None, total=len(snapshot.events))
+    found, after = newest_first(ask.query, snapshot.events, snapshot.run)
+    items = tuple(picture.event(snapshot, e) for e in found)
+    return Page(items=items, next=after, total=len(snapshot.events))
+
+
+def _audit(told: Told, ask: Ask) -> View:
+    snapshot = current(told)
+    found, after = newest_first(ask.query, snapshot.audit, snapshot.run)
+    items = tuple(picture.action(snapshot, a) for a in found)
+    return Page(items=items, next=after, total=len(snapshot.audit))
 
 
 def _config(told: Told, _ask: Ask) -> Mapping[str, object]:
     return told.settings()
 
-
-LIMIT = Parameter("limit", int, f"How many items at most, 1 to {_PAGE_MOST}; {_PAGE} by default.")
-AFTER = Parameter("after", str, "The `next` of the part before.")
 
 GETS: tuple[Get, ...] = (
     Get(
@@ -222,7 +214,17 @@ GETS: tuple[Get, ...] = (
         about="What happened, the latest first.",
         answer=_events,
         view=Page[EventView],
-        query=(LIMIT,),
+        query=(LIMIT, BEFORE),
+        statuses=(404,),
+    ),
+    Get(
+        path="/v1/audit",
+        audience=For.READERS,
+        about="What was done to the host, and what was tried and not done, the latest first.",
+        answer=_audit,
+        view=Page[ActionView],
+        query=(LIMIT, BEFORE),
+        statuses=(404,),
     ),
     Get(
         path="/v1/config",
@@ -231,6 +233,9 @@ GETS: tuple[Get, ...] = (
         answer=_config,
         view=dict[str, object],
     ),
+    *environment.GETS,
+    *overrides.GETS,
+    *tokens.GETS,
 )
 
 DOS: tuple[Do, ...] = (
@@ -259,38 +264,10 @@ DOS: tuple[Do, ...] = (
         about="Take the driver up again.",
         answer=obeyed(ResumeGpus),
     ),
+    *reports.DOS,
+    *overrides.DOS,
+    *tokens.DOS,
 )
-
-
-# -- may they? -----------------------------------------------------------------------------------------
-
-
-class Gate:
-    """Tells who may use a route, and which group to join where it is refused."""
-
-    def __init__(self, group: str) -> None:
-        self._group = group
-
-    def check(self, peer: Peer, audience: For) -> None:
-        """Raises Trouble (403)."""
-        if audience is For.ANYONE or peer.role is Role.ADMIN:
-            return
-        if audience in {For.TENANTS, For.REPORTERS} and peer.role is Role.TENANT:
-            return
-        raise forbidden(peer, "do this")
-
-    def remedy(self) -> str:
-        if not self._group:
-            return "ask root: the configuration names no group of administrators (api.group)"
-        return (
-            f"join the group {self._group} (usermod -aG {self._group} USER, then log in again), "
-            "or ask an administrator"
-        )
-
-
-def forbidden(peer: Peer, what: str) -> Trouble:
-    reason = f": {peer.why}" if peer.why else ""
-    return Trouble(403, f"{peer.label} may not {what}{reason}")
 
 
 # -- commands ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The routes as an HTTP application: roles, limits, problem documents, and what keeps it alive.
+"""The routes as an HTTP application: rights, limits, problem documents, and what keeps it alive.
 
 The outermost frame of every request is `_guard`: whatever a request provokes ends there as a
 problem document.
@@ -6,6 +6,7 @@ problem document.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -13,22 +14,20 @@ import structlog
 from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Handler, Middleware
 
+from gpuagent.clock import Clock
 from gpuagent.errors import AgentError, Corrupt
 from gpuagent.expose import problems
-from gpuagent.expose.api import (
-    DOS,
-    GETS,
-    STALE_SECONDS,
-    Desk,
-    Gate,
-    Inbox,
-    to_json,
-)
+from gpuagent.expose.api import DOS, GETS, STALE_SECONDS, Desk, Inbox, to_json
 from gpuagent.expose.auth import Peer
+from gpuagent.expose.bearer import Unauthenticated
 from gpuagent.expose.door import Door
+from gpuagent.expose.gate import Gate
 from gpuagent.expose.metrics import CONTENT_TYPE, Exposition
+from gpuagent.expose.openapi import EVENTS, PLAINS, Offer, Plain, Scheme, described
 from gpuagent.expose.problems import Problem, Trouble
 from gpuagent.expose.routes import Ask, Do, For, Get, Told, current
+from gpuagent.expose.stream import PATH as STREAM
+from gpuagent.expose.stream import STREAMS, Streams
 from gpuagent.log import printable
 from gpuagent.model.plan import Snapshot
 
@@ -84,67 +83,105 @@ class Pages:
         return web.Response(text="ready\n")
 
 
-def socket_app(
-    told: Told,
-    inbox: Inbox,
-    *,
-    gate: Gate,
-    peer_of: PeerOf,
-    door: Door,
-    exposition: Exposition,
-    send_seconds: float,
-) -> web.Application:
-    """Everything, for the Unix socket: roles by peer.
+PAGES = ("/metrics", "/metrics/dcgm", "/healthz", "/readyz")
 
-    A reader that has not taken its answer within `send_seconds` is cut off.
-    """
-    pages = Pages(told, exposition)
-    app = web.Application(
-        middlewares=[_guard(gate, send_seconds, door)], client_max_size=BODY_MOST_BYTES
-    )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrance:
+    """How one kind of listener tells who asks, and what it gives without asking that."""
+
+    about: str
+    """Which listener, in one sentence."""
+    schemes: tuple[Scheme, ...] = ()
+    """How a token may be sent; none where the kernel tells who asks."""
+    door: Door
+    gate: Gate
+    peer_of: PeerOf
+    """Raises Trouble where it cannot be told."""
+    clock: Clock
+    open: frozenset[str] = frozenset()
+    """Those of PAGES that anybody may have."""
+    hosts: frozenset[str] = frozenset()
+    """The names that it may be asked by; empty for any."""
+    send_seconds: float
+    """A reader that has not taken its answer within this time is cut off."""
+    streams: int = STREAMS
+    """How many streams of events may be open at once: each keeps a connection."""
+
+    def offer(
+        self,
+        *,
+        gets: tuple[Get, ...] = (),
+        dos: tuple[Do, ...] = (),
+        plains: tuple[Plain, ...] = (),
+    ) -> Offer:
+        """These routes, as they are offered here."""
+        return Offer(
+            about=self.about,
+            gets=gets,
+            dos=dos,
+            plains=plains,
+            schemes=self.schemes,
+            free=self.open,
+            guarded=bool(self.hosts),
+        )
+
+
+def whole_app(
+    told: Told, inbox: Inbox, entrance: Entrance, *, exposition: Exposition
+) -> web.Application:
+    """Everything there is: all routes of `api`, and the pages."""
+    app = _bare_app(told, entrance, exposition)
     desk = Desk(inbox)
-    for get in GETS:
-        _add(app, _pattern(get.path), _reader(told, get, gate, peer_of))
+    offer = entrance.offer(gets=GETS, dos=DOS, plains=(*PLAINS, EVENTS))
+    for get in (*GETS, described(told.version, offer)):
+        _add(app, _pattern(get.path), _reader(told, get, entrance))
     for do in DOS:
-        taker = _taker(told, desk, do, gate, peer_of)
-        _add(app, _pattern(do.path), taker, method=do.method)
-    _add(app, "/healthz", pages.healthz)
-    _add(app, "/readyz", pages.readyz)
-
-    async def metrics(request: web.Request) -> web.Response:
-        gate.check(peer_of(request), For.ADMINS)  # it names every tenant
-        return await pages.metrics(request)
-
-    async def dcgm(request: web.Request) -> web.Response:
-        gate.check(peer_of(request), For.ADMINS)
-        return await pages.dcgm(request)
-
-    _add(app, "/metrics", metrics)
-    _add(app, "/metrics/dcgm", dcgm)
-    app.on_response_prepare.append(_finish)
-    return app
-
-
-def loopback_app(
-    told: Told,
-    *,
-    hosts: frozenset[str],
-    door: Door,
-    exposition: Exposition,
-    send_seconds: float,
-) -> web.Application:
-    """The pages for machines, for the loopback address. `hosts` are the names it may be asked by."""
-    pages = Pages(told, exposition)
-    app = web.Application(
-        middlewares=[_guard(None, send_seconds, door), _same_host(hosts)],
-        client_max_size=BODY_MOST_BYTES,
+        _add(app, _pattern(do.path), _taker(told, desk, do, entrance), method=do.method)
+    streams = Streams(
+        told,
+        gate=entrance.gate,
+        peer_of=entrance.peer_of,
+        send_seconds=entrance.send_seconds,
+        most=entrance.streams,
     )
-    _add(app, "/metrics", pages.metrics)
-    _add(app, "/metrics/dcgm", pages.dcgm)
-    _add(app, "/healthz", pages.healthz)
-    _add(app, "/readyz", pages.readyz)
+    _add(app, STREAM, streams.respond)
+    app.on_shutdown.append(streams.close)
+    return app
+
+
+def pages_app(told: Told, entrance: Entrance, *, exposition: Exposition) -> web.Application:
+    """The pages for machines, and nothing else."""
+    app = _bare_app(told, entrance, exposition)
+    about_it = described(told.version, entrance.offer(plains=PLAINS))
+    _add(app, about_it.path, _reader(told, about_it, entrance))
+    return app
+
+
+def _bare_app(told: Told, entrance: Entrance, exposition: Exposition) -> web.Application:
+    """With the pages only."""
+    middlewares = [_guard(entrance)]
+    if entrance.hosts:
+        middlewares.append(_same_host(entrance.hosts))
+    app = web.Application(middlewares=middlewares, client_max_size=BODY_MOST_BYTES)
+    pages = Pages(told, exposition)
+    answers = (pages.metrics, pages.dcgm, pages.healthz, pages.readyz)
+    for path, answer in zip(PAGES, answers, strict=True):
+        _add(app, path, _page(path, answer, entrance))
     app.on_response_prepare.append(_finish)
     return app
+
+
+def _page(path: str, answer: Handler, entrance: Entrance) -> Handler:
+    if path in entrance.open:
+        return answer
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        # /metrics names every tenant; whether we are well is not for every stranger either.
+        entrance.gate.check(entrance.peer_of(request), For.SCRAPERS)
+        return await answer(request)
+
+    return respond
 
 
 def _add(app: web.Application, path: str, handler: Handler, *, method: str = "GET") -> None:
@@ -168,11 +205,11 @@ async def _expected(request: web.Request) -> web.StreamResponse | None:
     return None
 
 
-def _reader(told: Told, get: Get, gate: Gate, peer_of: PeerOf) -> Handler:
+def _reader(told: Told, get: Get, entrance: Entrance) -> Handler:
     async def respond(request: web.Request) -> web.Response:
-        peer = peer_of(request)
-        gate.check(peer, get.audience)
-        ask = Ask(peer, request.match_info.get("name", ""), dict(request.query))
+        peer, name = entrance.peer_of(request), request.match_info.get("name", "")
+        entrance.gate.check(peer, get.audience, name)
+        ask = Ask(peer, name, dict(request.query))
         return web.Response(body=to_json(get.answer(told, ask)), content_type="application/json")
 
     return respond
@@ -183,12 +220,11 @@ def _pattern(path: str) -> str:
     return path.replace("{name}", "{name:[^/]+}")
 
 
-def _taker(told: Told, desk: Desk, do: Do, gate: Gate, peer_of: PeerOf) -> Handler:
+def _taker(told: Told, desk: Desk, do: Do, entrance: Entrance) -> Handler:
     async def respond(request: web.Request) -> web.Response:
-        peer = peer_of(request)
-        gate.check(peer, do.audience)
-        name, query = request.match_info.get("name", ""), dict(request.query)
-        ask = Ask(peer, name, query, _parsed(await _body(request), do.body))
+        peer, name = entrance.peer_of(request), request.match_info.get("name", "")
+        entrance.gate.check(peer, do.audience, name)
+        ask = Ask(peer, name, dict(request.query), _parsed(await _body(request), do.body))
         done = await do.answer(told, ask, desk.submit)
         return web.Response(status=do.status, body=to_json(done), content_type="application/json")
 
@@ -221,12 +257,17 @@ def _parsed(body: bytes, kind: Any) -> Any:
         raise Trouble(400, f"the body is no JSON: {printable(str(error))}") from None
 
 
-def _guard(gate: Gate | None, send_seconds: float, door: Door) -> Middleware:
+def _guard(entrance: Entrance) -> Middleware:
+    door, gate = entrance.door, entrance.gate
+
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        pause = 0.0
         door.asks(request.transport)
         try:
             response = await handler(request)
+        except Unauthenticated as error:
+            response, pause = _unknown(error), error.pause_seconds
         except AgentError as error:
             response = _refused(error, gate)
         except web.HTTPException as error:
@@ -237,9 +278,12 @@ def _guard(gate: Gate | None, send_seconds: float, door: Door) -> Middleware:
             _log.exception("a request met a fault of the agent", path=request.path)
             response = _refused(Corrupt("this is a fault of the agent; its log says more"), gate)
         door.answered(request.transport)
+        if pause:
+            # It counts as waiting from here on, and makes room for others if need be.
+            await entrance.clock.sleep(pause)
         if door.full:
             response.force_close()  # others wait: one answer each
-        return await _send(request, response, send_seconds)
+        return await _send(request, response, entrance.send_seconds)
 
     return guard
 
@@ -267,10 +311,18 @@ def _host_of(authority: str) -> str:
     return authority.partition(":")[0].lower()
 
 
-def _refused(error: AgentError, gate: Gate | None) -> web.Response:
+def _unknown(error: Unauthenticated) -> web.Response:
+    response = _problem(error.problem())
+    for challenge in error.challenges:
+        response.headers.add("WWW-Authenticate", challenge)
+    response.force_close()  # another guess is another connection
+    return response
+
+
+def _refused(error: AgentError, gate: Gate) -> web.Response:
     problem = problems.of(error)
-    if problem.status == 403 and gate is not None and not problem.remedy:
-        problem = msgspec.structs.replace(problem, remedy=gate.remedy())
+    if problem.status == 403 and not problem.remedy:
+        problem = msgspec.structs.replace(problem, remedy=gate.remedy)
     response = _problem(problem)
     retry_after = error.retry_after if isinstance(error, Trouble) else 0
     if retry_after or problem.status == 503:
@@ -281,7 +333,7 @@ def _refused(error: AgentError, gate: Gate | None) -> web.Response:
 def _from_router(request: web.Request, error: web.HTTPException) -> web.Response:
     """What the router or the body's limit raised, as a problem document."""
     details = {
-        404: ("there is nothing at this path", "see GET /v1/node, /v1/gpus, /v1/tenants, /v1/plan"),
+        404: ("there is nothing at this path", "GET /openapi.json tells what there is"),
         405: (f"this path does not take {printable(request.method)}", "see the Allow header"),
         413: (f"a body may have {BODY_MOST_BYTES} bytes at most", ""),
     }

@@ -1,8 +1,9 @@
-"""Who is at the other end of the Unix socket, and what that peer may see and do.
+"""Who is at the other end of a connection, and what that peer may see and do.
 
 The kernel says who connected (SO_PEERCRED, SO_PEERGROUPS: unix(7)); /proc says where that process
 lives. Root inside a tenant's container is the tenant, not an administrator, and a number that a
 container made up is nobody on the host. What cannot be told is never taken for an administrator.
+Over TCP a token says what its bearer may (see `bearer`); both give the same kind of answer, a `Peer`.
 """
 
 import os
@@ -10,12 +11,13 @@ import select
 import socket
 import struct
 from collections.abc import Iterable
-from enum import StrEnum, unique
 from typing import Protocol, overload
 
 import msgspec
 
 from gpuagent.model.inventory import Inventory, Tenant
+from gpuagent.model.text import wire
+from gpuagent.model.token import Token, tenant_of
 
 _SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
@@ -50,34 +52,56 @@ class Caller(msgspec.Struct, frozen=True):
     origin: Origin | None
 
 
-@unique
-class Role(StrEnum):
-    ADMIN = "admin"
-    TENANT = "tenant"
-    OTHER = "other"
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller may now: by its role on the host, or by the scopes of its token."""
 
-
-class Peer(msgspec.Struct, frozen=True):
-    """What a caller is to the agent now."""
-
-    role: Role
-    uid: int
+    label: str
+    """Who it is, for the log and for messages."""
+    admin: bool = False
+    """Everything: the rights below come with it."""
+    reads: bool = False
+    """All that is told, of all tenants."""
+    scrapes: bool = False
+    """The pages for Prometheus, which name all tenants."""
+    overrides: bool = False
     tenants: frozenset[str] = frozenset()
     """Names of the tenants that it may see."""
+    reports: frozenset[str] = frozenset()
+    """Names of the tenants that it may report for."""
     why: str = ""
     """Why it is no administrator, where that may surprise."""
 
     @property
-    def label(self) -> str:
-        """Who it is, for the log and for messages."""
-        return f"user {self.uid}"
+    def sees_all(self) -> bool:
+        return self.admin or self.reads
 
     @property
-    def sees_all(self) -> bool:
-        return self.role is Role.ADMIN
+    def may_scrape(self) -> bool:
+        return self.sees_all or self.scrapes
+
+    @property
+    def may_override(self) -> bool:
+        return self.admin or self.overrides
 
     def may_see(self, tenant: str) -> bool:
         return self.sees_all or tenant in self.tenants
+
+    def may_report_for(self, tenant: str) -> bool:
+        """`tenant` is a name as it stands in a path (`model.text.wire`)."""
+        return self.admin or any(wire(name) == tenant for name in self.reports)
+
+
+def of_token(token: Token) -> Peer:
+    """What the bearer of a valid token may. Pure."""
+    return Peer(
+        label=f"token {token.id}",
+        admin="admin" in token.scopes,
+        reads="read" in token.scopes,
+        scrapes="metrics" in token.scopes,
+        overrides="override" in token.scopes,
+        reports=frozenset(t for t in map(tenant_of, token.scopes) if t),
+        why=f"its scopes are {', '.join(token.scopes)}",
+    )
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -99,21 +123,23 @@ class Socket(Protocol):
 
 
 def judge(caller: Caller, inventory: Inventory, rules: Rules) -> Peer:
-    """The role of `caller`, given who exists. Pure."""
+    """What `caller` may, given who exists. Pure."""
     uid = caller.credentials.uid
+    label = f"user {uid}"
     origin = caller.origin
     if origin is None:
-        return Peer(Role.OTHER, uid, why="your process had ended before it could be looked at")
+        return Peer(label=label, why="your process had ended before it could be looked at")
     tenants = inventory.tenants or ()
     home = frozenset(t.name for t in tenants if _lives_in(caller.credentials.pid, origin, t, rules))
     if home:
-        return Peer(Role.TENANT, uid, home, why="your process belongs to a tenant")
+        why = "your process belongs to a tenant"
+        return Peer(label=label, tenants=home, reports=home, why=why)
     if origin.contained:
-        return Peer(Role.OTHER, uid, why="your process runs in a container")
+        return Peer(label=label, why="your process runs in a container")
     if uid == 0 or (rules.group is not None and rules.group in caller.credentials.groups):
-        return Peer(Role.ADMIN, uid)
+        return Peer(label=label, admin=True)
     own = frozenset(t.name for t in tenants if _runs_as(uid, t))
-    return Peer(Role.TENANT if own else Role.OTHER, uid, own)
+    return Peer(label=label, tenants=own, reports=own)
 
 
 def _lives_in(pid: int, origin: Origin, tenant: Tenant, rules: Rules) -> bool:

@@ -87,7 +87,8 @@ def render(snapshot: Snapshot, hostname: str) -> bytes:
     """The exposition of `snapshot` in format 0.0.4; a reading that has expired has no series."""
     state = snapshot.state
     cards = sorted(state.inventory.gpus or (), key=lambda g: (g.index, g.uuid))
-    named = [(card, _labels(card, hostname)) for card in cards]
+    mark = {"simulated": "true"} if snapshot.posture.simulated else {}
+    named = [(card, {**_labels(card, hostname), **mark}) for card in cards]
     lines: list[str] = []
     for field in FIELDS:
         found = (_one(state, field, on_gpu(card.uuid), labels) for card, labels in named)

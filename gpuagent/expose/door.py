@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar, cast
 from aiohttp import web
 
 from gpuagent.expose.api import to_json
-from gpuagent.expose.auth import Caller, Peer, Role, Rules, Socket, judge, look
+from gpuagent.expose.auth import Caller, Peer, Rules, Socket, judge, look
 from gpuagent.expose.problems import MEDIA_TYPE, Trouble
 from gpuagent.expose.routes import Told
 from gpuagent.model.inventory import Inventory
@@ -21,11 +21,19 @@ CONNECTIONS = 128
 """At once, of which the last are for administrators."""
 CONNECTIONS_OF_OTHERS = 96
 CONNECTIONS_PER_USER = 16
-CONNECTIONS_LOOPBACK = 32
+CONNECTIONS_TCP = 32
+"""On each of the TCP listeners."""
 FIRST_REQUEST_SECONDS = 5.0
 """How long a connection may take to bring its first complete request."""
 
 Who = TypeVar("Who")
+
+
+class Descriptor(Protocol):
+    """What holds a connection open."""
+
+    def fileno(self) -> int:
+        """Negative once it is closed."""
 
 
 class Guests(Generic[Who]):
@@ -41,6 +49,7 @@ class Guests(Generic[Who]):
         self._served: dict[asyncio.BaseTransport, Who] = {}
         self._silent: set[asyncio.BaseTransport] = set()
         """Those that have not asked anything yet."""
+        self._sockets: dict[asyncio.BaseTransport, Descriptor] = {}
 
     @property
     def full(self) -> bool:
@@ -49,12 +58,17 @@ class Guests(Generic[Who]):
     def inside(self) -> dict[asyncio.BaseTransport, Who]:
         """Those that are connected, and who they are."""
         for known in (self._waiting, self._served):
-            for gone in [t for t in known if not _is_open(t)]:
+            for gone in [t for t in known if not self._is_open(t)]:
                 del known[gone]
-                self._silent.discard(gone)
+                self._forget(gone)
         return {**self._waiting, **self._served}
 
     def add(self, transport: asyncio.BaseTransport, who: Who) -> None:
+        # Once it is closed, a transport that speaks TLS no longer says what lies below it.
+        sock = transport.get_extra_info("socket")
+        if sock is None:
+            return  # it has gone again
+        self._sockets[transport] = sock
         self._waiting[transport] = who
         self._silent.add(transport)
 
@@ -71,6 +85,9 @@ class Guests(Generic[Who]):
         """Its answer is ready: it may be taken, and the next request may come."""
         if transport is not None and transport in self._served:
             self._waiting[transport] = self._served.pop(transport)
+
+    def recognise(self, transport: asyncio.BaseTransport) -> None:
+        """This one has shown a valid token; where the kernel tells who comes, that says nothing."""
 
     def make_room(self, whose: Callable[[Who], bool]) -> bool:
         """Close the longest waiting of those; whether there was one."""
@@ -92,15 +109,18 @@ class Guests(Generic[Who]):
     def _turn_out(self, transport: asyncio.BaseTransport) -> None:
         self._waiting.pop(transport, None)
         self._served.pop(transport, None)
-        self._silent.discard(transport)
+        self._forget(transport)
         # What it has not taken of an answer is lost: closing would wait for it to be taken.
         cast(asyncio.Transport, transport).abort()
 
 
-def _is_open(transport: asyncio.BaseTransport) -> bool:
-    """Whether it still holds a file descriptor; one that is closing may still be sending."""
-    sock = transport.get_extra_info("socket")
-    return sock is not None and sock.fileno() >= 0
+    def _forget(self, transport: asyncio.BaseTransport) -> None:
+        self._silent.discard(transport)
+        self._sockets.pop(transport, None)
+
+    def _is_open(self, transport: asyncio.BaseTransport) -> bool:
+        """Whether it still holds a file descriptor; one that is closing may still be sending."""
+        return self._sockets[transport].fileno() >= 0
 
 
 class Door(Protocol):
@@ -116,23 +136,44 @@ class Door(Protocol):
 
     def answered(self, transport: asyncio.BaseTransport | None) -> None: ...
 
+    def recognise(self, transport: asyncio.BaseTransport) -> None:
+        """This one has shown a valid token."""
+
     def turn_out_if_silent(self, transport: asyncio.BaseTransport) -> None: ...
 
     def turn_all_out(self) -> None: ...
 
 
-class Anyone(Guests[None]):
-    """The door of the loopback address, where nobody says who he is."""
+class Stranger:
+    """Somebody who has come over TCP."""
 
     def __init__(self) -> None:
-        super().__init__(CONNECTIONS_LOOPBACK)
+        self.known = False
+        """Whether a valid token has been shown."""
+
+
+class Anyone(Guests[Stranger]):
+    """The door of a TCP address. Those who have shown no valid token make room first."""
+
+    def __init__(self, most: int = CONNECTIONS_TCP) -> None:
+        super().__init__(most)
 
     def admit(self, transport: asyncio.Transport) -> bool:
         """Note that somebody has connected; whether there is room."""
-        if self.full and not self.make_room(lambda _: True):
+        if self.full and not (self.make_room(lambda s: not s.known) or self.make_room(_anybody)):
             return False
-        self.add(transport, None)
+        self.add(transport, Stranger())
         return True
+
+    def recognise(self, transport: asyncio.BaseTransport) -> None:
+        """This one has shown a valid token."""
+        who = self.who(transport)
+        if who is not None:
+            who.known = True
+
+
+def _anybody(_who: object) -> bool:
+    return True
 
 
 class Callers(Guests[Caller]):
@@ -169,13 +210,20 @@ class Callers(Guests[Caller]):
         return True
 
     def _is_admin(self, caller: Caller) -> bool:
-        return self._judge(caller).role is Role.ADMIN
+        return self._judge(caller).admin
 
     def peer_of(self, request: web.Request) -> Peer:
-        """The role of whoever sent `request`, by the tenants that exist now."""
+        """What whoever sent `request` may, by the tenants that exist now. Raises Trouble (400)."""
+        if "Authorization" in request.headers:
+            # Taken silently, it would look as if it gave rights, or took some away.
+            raise Trouble(
+                400,
+                "on a socket the kernel tells who asks; no Authorization is looked at",
+                "leave the header out, or send it to the loopback address",
+            )
         caller = self.who(request.transport) if request.transport is not None else None
         if caller is None:
-            return Peer(Role.OTHER, -1, why="the connection has been closed")
+            return Peer(label="nobody", why="the connection has been closed")
         return self._judge(caller)
 
     def _judge(self, caller: Caller) -> Peer:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from gpuagent.expose import overrides
 from gpuagent.expose.picture import (
     hold,
     number,
@@ -34,12 +35,13 @@ def explanation(snapshot: Snapshot, who: Tenant) -> ExplanationView:
         mode=posture.mode,
         acts=posture.acts,
         passive_why=passive_why(posture),
+        overrides=overrides.views_of(snapshot, who),
         causes=tuple(_cause(c, snapshot) for c in snapshot.causes if _concerns(c, who)),
         cards_held=tuple(hold(snapshot, h) for h in tight(snapshot) if h.subject.gpu in who.gpus),
         knobs=tuple(_knob(snapshot, key, settings.get(key), who) for key in keys),
         limits=who.limits,
         seats=who.seats,
-        readings=readings(snapshot.state, lambda s: s.tenant == who.name),
+        readings=readings(snapshot, lambda s: s.tenant == who.name),
     )
 
 

@@ -27,7 +27,7 @@ from gpuagent.expose.picture import share_left, tight
 from gpuagent.model.inventory import Inventory, Subject, on_tenant
 from gpuagent.model.plan import Snapshot
 from gpuagent.model.state import ACTION_RESULTS
-from gpuagent.model.text import wire
+from gpuagent.model.text import quantile_text, wire
 from gpuagent.model.vocab import KNOBS, SIGNALS, On, Signal
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -126,12 +126,13 @@ class Family:
     def add(self, labels: Labels, value: float) -> None:
         self._series[tuple(labels.values())] = (labels, value)
 
-    def metric(self) -> Metric:
+    def metric(self, mark: Labels) -> Metric:
+        """With the labels of `mark` on every series."""
         # prometheus_client wants a counter's name without the suffix, its samples' with it.
         name = self._name.removesuffix("_total") if self._kind == "counter" else self._name
         metric = Metric(name, self._text, self._kind)
         metric.samples = [
-            Sample(self._name, labels, value) for labels, value in self._series.values()
+            Sample(self._name, {**labels, **mark}, value) for labels, value in self._series.values()
         ]
         return metric
 
@@ -146,6 +147,8 @@ class SnapshotCollector(Collector):
         self._snapshot = snapshot
         self._version = version
         self._names = Names(snapshot.state.inventory)
+        # No real host's series has this label: nothing simulated can be taken for one of them.
+        self._mark = {"simulated": "true"} if snapshot.posture.simulated else {}
 
     def collect(self) -> Iterator[Metric]:
         for family in (
@@ -157,7 +160,7 @@ class SnapshotCollector(Collector):
             *self._sensors(),
         ):
             if family:
-                yield family.metric()
+                yield family.metric(self._mark)
 
     def _signals(self) -> Iterable[Family]:
         families = {
@@ -218,12 +221,19 @@ class SnapshotCollector(Collector):
         )
         info = Family("tenant_info", "1 for each tenant, with the rule that claims it.")
         cause = Family("cause_active", "1 for each condition that calls for relief now.")
+        objective = Family(
+            "tenant_latency_objective_seconds",
+            "Latency objective declared for a tenant, at a quantile; an L1's is protected.",
+        )
         holds = tight(self._snapshot)
         for tenant in self._snapshot.state.inventory.tenants or ():
             labels = self._names.of_tenant(tenant.name)
             own = on_tenant(tenant.name)
             share.add(labels, share_left(h for h in holds if h.subject == own))
             info.add({**labels, "rule": wire(tenant.rule), "kind": tenant.kind}, 1)
+            slo, quantile = tenant.limits.latency_slo_seconds, tenant.limits.latency_quantile
+            if slo is not None:
+                objective.add({**labels, "quantile": quantile_text(quantile)}, slo)
         for active in self._snapshot.causes:
             labels = {**self._names.of_card(active.subject.gpu), "cause": active.kind}
             cause.add({**labels, "tenant": wire(active.subject.tenant)}, 1)
@@ -231,7 +241,7 @@ class SnapshotCollector(Collector):
             labels = self._names.of_held(decided.subject)
             effect = {"cause": decided.cause, "effect": decided.effect or "unknown"}
             hold.add({**labels, **effect}, decided.share)
-        return share, hold, info, cause
+        return share, hold, info, objective, cause
 
     def _agent(self) -> Iterable[Family]:
         posture, stats = self._snapshot.posture, self._snapshot.stats
@@ -249,6 +259,7 @@ class SnapshotCollector(Collector):
                 "When the loop took the picture that is told here.",
                 self._snapshot.state.now.wall,
             ),
+            self._overrides(),
             _alone("acting", "1 while the agent may change anything, else 0.", posture.acts),
             _alone("paused", "1 while the agent is paused, else 0.", posture.paused),
             _alone(
@@ -276,6 +287,13 @@ class SnapshotCollector(Collector):
             _alone("loop_tick_seconds", "Duration of the last pass.", stats.tick_seconds),
         )
 
+    def _overrides(self) -> Family:
+        family = Family("overrides", "Overrides in force, by what they are on.")
+        leases = self._snapshot.state.leases
+        for on in (On.TENANT, On.GPU):
+            family.add({"on": on.value}, sum(x.subject.on is on for x in leases))
+        return family
+
     def _done(self) -> Iterable[Family]:
         """Every combination from the start: a counter that appears at 1 has no increase."""
         actions = Family("actions_total", "Settings by knob and by what became of them.", "counter")
@@ -291,7 +309,10 @@ class SnapshotCollector(Collector):
             actions.add({"knob": name, "result": result}, count)
         for knob in KNOBS:
             outside.add({"knob": knob.name}, self._snapshot.outside_changes.get(knob.name, 0))
-        return actions, outside
+        events = Family("events_total", "Events by kind.", "counter")
+        for kind, count in self._snapshot.events_by_kind.items():
+            events.add({"kind": kind}, count)
+        return actions, outside, events
 
     def _sensors(self) -> Iterable[Family]:
         up = Family("sensor_up", "1 if the last reading succeeded, 0 if not.")

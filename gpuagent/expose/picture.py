@@ -3,8 +3,11 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from gpuagent.expose.access import Access
 from gpuagent.expose.auth import Peer
+from gpuagent.expose.paging import mark
 from gpuagent.expose.views import (
+    ActionView,
     BlindView,
     EventView,
     GpuView,
@@ -20,6 +23,7 @@ from gpuagent.expose.views import (
     TenantView,
 )
 from gpuagent.model import vocab
+from gpuagent.model.audit import Action
 from gpuagent.model.inventory import (
     NODE,
     Gpu,
@@ -30,8 +34,8 @@ from gpuagent.model.inventory import (
     on_tenant_gpu,
 )
 from gpuagent.model.plan import Hold, Posture, Snapshot
-from gpuagent.model.state import Event, Health, NodeState, Reading
-from gpuagent.model.text import wire
+from gpuagent.model.state import Event, Health, Reading
+from gpuagent.model.text import quantile_text, wire
 from gpuagent.model.vocab import On, Signal
 
 OPTIONAL_SENSORS = frozenset({"process_events", "kernel_log"})
@@ -73,6 +77,7 @@ def node(snapshot: Snapshot, version: str) -> NodeView:
 
     return NodeView(
         version=version,
+        simulated=posture.simulated,
         mode=posture.mode,
         acts=posture.acts,
         paused=posture.paused,
@@ -104,7 +109,7 @@ def _would_hold(snapshot: Snapshot, on: On) -> set[Subject]:
     return would - _held(snapshot, on)
 
 
-def health(snapshot: Snapshot, reader: Peer, now: float) -> HealthView:
+def health(snapshot: Snapshot, reader: Peer, now: float, access: Access) -> HealthView:
     """`now` is monotonic seconds of the request, from which the picture's age follows."""
     posture, state = snapshot.posture, snapshot.state
     # The problems of a file quote it, tenants and all.
@@ -121,7 +126,9 @@ def health(snapshot: Snapshot, reader: Peer, now: float) -> HealthView:
     unsound = blind or posture.config_error or posture.demoted
     return HealthView(
         ok=not unsound and not any(s.essential for s in down),
-        degraded=any(not s.essential for s in down),
+        degraded=any(not s.essential for s in down)
+        or bool(access.tokens_why)
+        or any(one.why for one in access.listeners),
         mode=posture.mode,
         acts=posture.acts,
         paused=posture.paused,
@@ -139,6 +146,8 @@ def health(snapshot: Snapshot, reader: Peer, now: float) -> HealthView:
             lag_seconds=snapshot.stats.lag_seconds,
             age_seconds=max(0.0, now - state.now.mono),
         ),
+        listeners=access.listeners,
+        tokens_why=access.tokens_why,
     )
 
 
@@ -159,35 +168,53 @@ def _age(at: float | None, now: float) -> float | None:
     return None if at is None else max(0.0, now - at)
 
 
-def events(snapshot: Snapshot, limit: int) -> tuple[EventView, ...]:
-    """The latest, newest first."""
-    now = snapshot.state.now
-    return tuple(_event(e, now.wall - now.mono) for e in snapshot.events[::-1][:limit])
-
-
-def _event(event: Event, epoch: float) -> EventView:
-    subject = event.subject or NODE
+def event(snapshot: Snapshot, of: Event) -> EventView:
+    """One of the snapshot's events."""
+    now, subject = snapshot.state.now, of.subject or NODE
     return EventView(
-        kind=event.kind,
-        wall=epoch + event.at,
-        text=event.text,
+        id=mark(snapshot.run, of.number),
+        kind=of.kind,
+        wall=now.wall - now.mono + of.at,
+        text=of.text,
         gpu=subject.gpu or None,
         tenant=subject.tenant or None,
-        numbers=numbers(event.numbers),
+        numbers=numbers(of.numbers),
+    )
+
+
+def action(snapshot: Snapshot, of: Action) -> ActionView:
+    """One line of the audit log."""
+    return ActionView(
+        id=mark(snapshot.run, of.number),
+        wall=of.wall,
+        knob=of.knob,
+        gpu=of.subject.gpu or None,
+        tenant=of.subject.tenant or None,
+        cgroup=of.subject.cgroup or None,
+        did=of.did,
+        result=of.result,
+        why=of.why,
+        rule=of.rule,
+        before=of.before,
+        wrote=of.wrote,
+        after=of.after,
+        original=of.original,
+        numbers=numbers(of.numbers),
     )
 
 
 # -- readings ------------------------------------------------------------------------------------------
 
 
-def readings(state: NodeState, wanted: Callable[[Subject], bool]) -> tuple[ReadingView, ...]:
+def readings(snapshot: Snapshot, wanted: Callable[[Subject], bool]) -> tuple[ReadingView, ...]:
+    state, simulated = snapshot.state, snapshot.posture.simulated
     now = state.now.mono
     found = [r for r in state.live() if wanted(r.subject)]
     found.sort(key=lambda r: (r.signal.name, r.subject, r.dims))
-    return tuple(_reading(r, now) for r in found)
+    return tuple(_reading(r, now, simulated=simulated) for r in found)
 
 
-def _reading(reading: Reading, now: float) -> ReadingView:
+def _reading(reading: Reading, now: float, *, simulated: bool) -> ReadingView:
     subject = reading.subject
     labels = {
         **({"gpu": subject.gpu} if subject.gpu else {}),
@@ -200,6 +227,7 @@ def _reading(reading: Reading, now: float) -> ReadingView:
         value=number(reading.value),
         age_seconds=max(0.0, now - reading.at),
         estimated=not reading.exact,
+        simulated=simulated,
     )
 
 
@@ -218,7 +246,7 @@ def gpu_views(snapshot: Snapshot, cards: Sequence[Gpu], reader: Peer) -> tuple[G
     """The cards in full, in the order given: one pass over the readings for all of them."""
     owner = {uuid: c.uuid for c in cards for uuid in (c.uuid, *(m.uuid for m in c.mig))}
     read: dict[str, list[ReadingView]] = {c.uuid: [] for c in cards}
-    for reading in readings(snapshot.state, lambda s: s.on in {On.GPU, On.MIG} and s.gpu in owner):
+    for reading in readings(snapshot, lambda s: s.on in {On.GPU, On.MIG} and s.gpu in owner):
         read[owner[reading.labels["gpu"]]].append(reading)
     return tuple(_gpu(snapshot, card, reader, tuple(read[card.uuid])) for card in cards)
 
@@ -229,6 +257,7 @@ def _gpu(snapshot: Snapshot, card: Gpu, reader: Peer, found: tuple[ReadingView, 
         uuid=card.uuid,
         index=card.index,
         name=card.name,
+        simulated=snapshot.posture.simulated,
         pci_bus_id=card.pci_bus_id,
         driver=card.driver,
         memory_bytes=card.memory_bytes,
@@ -262,8 +291,13 @@ def row(snapshot: Snapshot, tenant: Tenant) -> TenantRow:
         state.fresh(vocab.TENANT_GPU_MEMORY_BYTES, on_tenant_gpu(tenant.name, u))
         for u in tenant.gpus
     ]
+    limits = tenant.limits
+    quantile = (quantile_text(limits.latency_quantile),)
+    latency = state.fresh(vocab.TENANT_LATENCY_SECONDS, on_tenant(tenant.name), quantile)
+    unknown = latency is None and limits.latency_slo_seconds is None
     return TenantRow(
         name=tenant.name,
+        simulated=snapshot.posture.simulated,
         level=tenant.level.name,
         kind=tenant.kind,
         rule=tenant.rule,
@@ -275,6 +309,9 @@ def row(snapshot: Snapshot, tenant: Tenant) -> TenantRow:
         gpus=tuple(sorted(index[u] for u in tenant.gpus if u in index)),
         gpu_memory_bytes=_total(used),
         cpu_cores=number(state.fresh(vocab.TENANT_CPU_CORES, on_tenant(tenant.name))),
+        latency_seconds=number(latency),
+        latency_objective_seconds=limits.latency_slo_seconds,
+        latency_quantile=None if unknown else limits.latency_quantile,
     )
 
 
@@ -327,5 +364,5 @@ def tenant(snapshot: Snapshot, who: Tenant) -> TenantView:
             ProcessView(pid=p.pid, user=p.user, name=p.name, exe=p.exe, cgroup=p.cgroup)
             for p in who.processes
         ),
-        readings=readings(state, lambda s: s.tenant == who.name),
+        readings=readings(snapshot, lambda s: s.tenant == who.name),
     )

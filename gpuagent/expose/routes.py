@@ -11,7 +11,9 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from gpuagent.clock import Clock
+from gpuagent.expose.access import Access
 from gpuagent.expose.auth import Peer
+from gpuagent.expose.intake import Intake
 from gpuagent.expose.problems import Trouble
 from gpuagent.expose.views import Done, View
 from gpuagent.model.plan import Command, Snapshot
@@ -26,6 +28,8 @@ class For(Enum):
     """Who sees everything, and a tenant's own user for what is that tenant's."""
     READERS = "readers"
     """Who sees everything."""
+    SCRAPERS = "scrapers"
+    """Who sees everything, and who was given the right to scrape."""
     REPORTERS = "reporters"
     """Administrators, and who may report for the tenant named in the path."""
     OVERRIDERS = "overriders"
@@ -48,6 +52,16 @@ class Told(Protocol):
     def settings(self) -> Mapping[str, object]:
         """The configuration in force, as plain values."""
 
+    def access(self) -> Access:
+        """The ways in, as they are now."""
+
+    def listen(self, ring: Callable[[], None]) -> None:
+        """Call `ring` after each new snapshot, for good; it must only note that."""
+
+    @property
+    def intake(self) -> Intake:
+        """Where the latencies that tenants report go."""
+
 
 class Ask(msgspec.Struct, frozen=True):
     """A request, as far as an answer depends on it."""
@@ -64,11 +78,13 @@ class Parameter(msgspec.Struct, frozen=True):
     """One thing that may stand in the query."""
 
     name: str
-    type: type
+    type: Any
+    """Its type, with bounds where it has any (`msgspec.Meta`): its JSON Schema is made of this."""
     about: str
 
 
-Answer = View | Mapping[str, object]
+Answer = View | Mapping[str, object] | msgspec.Raw
+"""Raw is JSON that has been made before."""
 Submit = Callable[[Command], Awaitable[str]]
 """Hands a command in and waits for its answer, a sentence. Raises an error of ours."""
 
@@ -84,6 +100,8 @@ class Get(msgspec.Struct, frozen=True, kw_only=True):
     view: Any
     """The type of the answer: its JSON Schema is made of this."""
     query: tuple[Parameter, ...] = ()
+    statuses: tuple[int, ...] = ()
+    """Problems that it may answer beyond those that every route may (see `openapi`)."""
 
 
 class Do(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +117,8 @@ class Do(msgspec.Struct, frozen=True, kw_only=True):
     body: Any = None
     """The type of the JSON body; None where there is none. Unknown keys are refused by the type."""
     status: int = 200
+    statuses: tuple[int, ...] = ()
+    """Problems that it may answer beyond those that every change may (see `openapi`)."""
 
 
 def obeyed(command: Callable[[str], Command]) -> Callable[[Told, Ask, Submit], Awaitable[View]]:

@@ -1,4 +1,4 @@
-"""The listeners: the Unix sockets with roles, and the loopback address for Prometheus."""
+"""The listeners: the Unix sockets with roles, the loopback address and the network with tokens."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,21 @@ import structlog
 from aiohttp import web
 
 from gpuagent.clock import patiently
-from gpuagent.expose.api import Gate, Inbox
-from gpuagent.expose.app import Speaker, loopback_app, socket_app
+from gpuagent.expose.api import Inbox
+from gpuagent.expose.app import PAGES, Entrance, Speaker, pages_app, whole_app
 from gpuagent.expose.auth import Rules, cgroup_of
-from gpuagent.expose.door import FIRST_REQUEST_SECONDS, Admission, Anyone, Callers, Door
+from gpuagent.expose.bearer import Bearers, NoTokens, Tokens
+from gpuagent.expose.door import (
+    CONNECTIONS_TCP,
+    FIRST_REQUEST_SECONDS,
+    Admission,
+    Anyone,
+    Callers,
+    Door,
+)
+from gpuagent.expose.gate import BY_TOKEN, Gate, by_group
 from gpuagent.expose.metrics import Exposition
+from gpuagent.expose.network import Network, Remote, Tell, say
 from gpuagent.expose.routes import Told
 from gpuagent.expose.sockets import (
     BACKLOG,
@@ -27,6 +37,7 @@ from gpuagent.expose.sockets import (
     group_id,
     remove_socket,
 )
+from gpuagent.expose.views import ListenerView
 
 _log = structlog.get_logger()
 
@@ -36,7 +47,7 @@ _unsaid = logging.getLogger("gpuagent.expose.unsaid")
 _unsaid.disabled = True
 
 _TAKEN_AT_ONCE = 8
-"""Connections of a Unix socket, before anything else has its turn: a crowd at the door comes slowly."""
+"""Connections of a listener, before anything else has its turn: a crowd at the door comes slowly."""
 _LAST_WORDS_SECONDS = 0.25
 """For requests in progress at the end, and once more for those that it then cancels."""
 
@@ -52,9 +63,15 @@ class Server:
         path: str,
         group: str = "",
         metrics_listen: str = "",
+        metrics_token: bool = False,
+        network: Remote | None = None,
+        tokens: Tokens | None = None,
+        tell: Tell = say,
         idle_seconds: float = 20.0,
     ) -> None:
         """Nothing is opened yet. An empty `metrics_listen` means no loopback listener.
+
+        `metrics_token`: /metrics needs a token there too. The network listener opens once `run` does.
 
         A connection is closed when no request has become complete on it, or its peer has not taken
         an answer, for `idle_seconds`; the first request has five seconds at most.
@@ -64,6 +81,11 @@ class Server:
         self._path = path
         self._group = group
         self._listen = metrics_listen
+        self._metrics_token = metrics_token
+        self._remote = network
+        self._network: Network | None = None
+        self._tokens = NoTokens() if tokens is None else tokens
+        self._tell = tell
         self._idle_seconds = idle_seconds
         self._exposition = Exposition(told.version, now=lambda: told.clock.now().mono)
         self._listening = contextlib.ExitStack()
@@ -78,6 +100,8 @@ class Server:
             await self._start_socket()
             if self._listen:
                 await self._start_loopback(Address.parse(self._listen))
+            if self._remote is not None:
+                await self._prepare_network(self._remote)
         except BaseException:  # cancelled or refused: half a server must not stay open
             await self.stop()
             raise
@@ -88,9 +112,37 @@ class Server:
         try:
             if not self._started:
                 await self.start()
+            if self._network is not None:
+                await self._network.run()
             await asyncio.Event().wait()
         finally:
             await self.stop()
+
+    def renew(self) -> None:
+        """Read the certificate of the network listener again, if there is one."""
+        if self._network is not None:
+            self._network.renew()
+
+    @property
+    def network(self) -> Network | None:
+        """The listener for other machines, once started."""
+        return self._network
+
+    def listeners(self) -> tuple[ListenerView, ...]:
+        """Where we listen, and what is amiss there."""
+        up = self._started
+        found = [
+            ListenerView("unix", self._path, up, ""),
+            ListenerView("admin", admin_path(self._path), up, ""),
+        ]
+        if self._listen:
+            found.append(ListenerView("loopback", self._listen, up, ""))
+        if self._remote is not None:
+            port, why = None, "it is not open yet"
+            if self._network is not None:
+                port, why = self._network.port, self._network.why
+            found.append(ListenerView("network", self._remote.listen, port is not None, why))
+        return tuple(found)
 
     async def stop(self) -> None:
         """Listen no more; requests in progress get half a second, whoever their clients are."""
@@ -107,15 +159,16 @@ class Server:
         if self._group and group is None:
             _log.warning("no such group: only root is an administrator", group=self._group)
         callers = Callers(self._told, Rules(group=group, own_cgroup=_own_cgroup()))
-        app = socket_app(
-            self._told,
-            self._inbox,
-            gate=Gate(self._group),
-            peer_of=callers.peer_of,
+        entrance = Entrance(
+            about="The Unix socket, where the kernel tells who asks.",
             door=callers,
-            exposition=self._exposition,
+            gate=Gate(by_group(self._group)),
+            peer_of=callers.peer_of,
+            clock=self._told.clock,
+            open=frozenset({"/healthz", "/readyz"}),
             send_seconds=self._idle_seconds,
         )
+        app = whole_app(self._told, self._inbox, entrance, exposition=self._exposition)
         admission = await self._http(app, callers)
         sock = bind_socket(self._path)
         await self._listen_on(sock, self._path, admission)
@@ -134,19 +187,49 @@ class Server:
 
     async def _start_loopback(self, address: Address) -> None:
         door = Anyone()
-        app = loopback_app(
-            self._told,
-            hosts=address.names,
+        open_pages = ("/healthz", "/readyz") if self._metrics_token else PAGES
+        entrance = Entrance(
+            about="The loopback address, where a token tells who asks.",
+            schemes=("token",),
             door=door,
-            exposition=self._exposition,
+            gate=Gate(BY_TOKEN),
+            peer_of=Bearers(self._tokens, clock=self._told.clock, door=door).peer_of,
+            clock=self._told.clock,
+            open=frozenset(open_pages),
+            hosts=address.names,
             send_seconds=self._idle_seconds,
+            streams=CONNECTIONS_TCP // 4,
         )
+        app = whole_app(self._told, self._inbox, entrance, exposition=self._exposition)
         sock = bind_loopback(address)
         self._listening.callback(sock.close)
         self.metrics_port = sock.getsockname()[1]
         admission = await self._http(app, door)
-        listener = await asyncio.get_running_loop().create_server(admission, sock=sock)
+        listener = await asyncio.get_running_loop().create_server(
+            admission, sock=sock, backlog=_TAKEN_AT_ONCE
+        )
         self._listening.callback(listener.close)
+        sock.listen(BACKLOG)
+
+    async def _prepare_network(self, remote: Remote) -> None:
+        door = Anyone()
+        bearers = Bearers(self._tokens, clock=self._told.clock, door=door, basic=True)
+        entrance = Entrance(
+            about="The network, over TLS, where a token tells who asks.",
+            schemes=("token", "basic"),
+            door=door,
+            gate=Gate(BY_TOKEN),
+            peer_of=bearers.peer_of,
+            clock=self._told.clock,
+            send_seconds=self._idle_seconds,
+        )
+        app = pages_app(self._told, entrance, exposition=self._exposition)
+        self._network = Network(
+            remote,
+            admission=await self._http(app, door),
+            clock=self._told.clock,
+            tell=self._tell,
+        )
 
     async def _http(self, app: web.Application, door: Door) -> Callable[[], Admission]:
         """What receives each connection, with limits on the silent and the slow."""

@@ -24,6 +24,8 @@ class ReadingView(View, frozen=True):
     value: Number
     age_seconds: float
     estimated: bool
+    simulated: bool
+    """Whether a simulated host made it up."""
 
 
 class KnobView(View, frozen=True):
@@ -85,6 +87,8 @@ class NodeView(View, frozen=True):
     """Totals: nothing here names a tenant."""
 
     version: str
+    simulated: bool
+    """Whether all that is told here is of a simulated host."""
     mode: str
     acts: bool
     """Whether anything on the host may be changed now."""
@@ -117,6 +121,7 @@ class GpuView(View, frozen=True):
     uuid: str
     index: int
     name: str
+    simulated: bool
     pci_bus_id: str
     driver: str
     memory_bytes: int | None
@@ -138,6 +143,7 @@ class TenantRow(View, frozen=True):
     """A tenant in a list."""
 
     name: str
+    simulated: bool
     level: str
     kind: str
     """As declared; empty where it is not."""
@@ -156,6 +162,12 @@ class TenantRow(View, frozen=True):
     gpu_memory_bytes: Number
     """Over all its cards; null unless all are known."""
     cpu_cores: Number
+    latency_seconds: Number
+    """As it reports it itself, at `latency_quantile`; null while it does not."""
+    latency_objective_seconds: float | None
+    """Null where none is declared. Others are held back for it if the tenant is L1."""
+    latency_quantile: float | None
+    """Of both; null where neither is known."""
 
 
 class ProcessView(View, frozen=True):
@@ -182,6 +194,28 @@ class TenantView(View, frozen=True):
     readings: tuple[ReadingView, ...]
 
 
+class OverrideView(View, frozen=True):
+    """How somebody wants a tenant or a card to be treated for a while, and what became of that."""
+
+    name: str
+    tenant: str | None
+    gpu: str | None
+    share_ratio: float | None
+    """Null of a card; 1 leaves the tenant alone."""
+    power_limit_watts: float | None
+    """Null of a tenant."""
+    remaining_seconds: float
+    ttl_seconds: float
+    """How long it was asked for."""
+    created_at: Number
+    """Wall clock, seconds since the epoch."""
+    by: str
+    why: str
+    effect: str | None
+    """As the result of a setting, such as "applied" or "would"; null if nothing has come of it yet."""
+    effect_why: str
+
+
 class ExplanationView(View, frozen=True):
     """Why a tenant is treated as it is."""
 
@@ -191,6 +225,8 @@ class ExplanationView(View, frozen=True):
     acts: bool
     passive_why: str
     """Why nothing is changed now; empty while the agent acts."""
+    overrides: tuple[OverrideView, ...]
+    """Those on it and on its cards."""
     causes: tuple[CauseView, ...]
     """Those on its cards, on the node, and of its own."""
     cards_held: tuple[HoldView, ...]
@@ -216,6 +252,8 @@ class PlanView(View, frozen=True):
 class EventView(View, frozen=True):
     """Something that happened once."""
 
+    id: str
+    """Names it among all events of this run of the agent: `after` it come the later ones."""
     kind: str
     wall: float
     """Seconds since the epoch, by the clock as it is now."""
@@ -223,6 +261,51 @@ class EventView(View, frozen=True):
     gpu: str | None
     tenant: str | None
     numbers: Mapping[str, Number]
+
+
+class ActionView(View, frozen=True):
+    """One thing done to the host, or the end of an attempt to do it. Values as the host shows them."""
+
+    id: str
+    """Names it among all actions that this run of the agent knows of."""
+    wall: float
+    """Seconds since the epoch, by the clock as it was then."""
+    knob: str
+    gpu: str | None
+    tenant: str | None
+    cgroup: str | None
+    did: str
+    """set, put back, left alone, would set, or not set."""
+    result: str
+    why: str
+    """The reason for it, or what stood in its way."""
+    rule: str
+    before: str
+    """Empty where it was not read; so are the next three."""
+    wrote: str
+    after: str
+    original: str
+    """What is put back one day; empty where there is nothing to put back."""
+    numbers: Mapping[str, Number]
+
+
+class VariableView(View, frozen=True):
+    """A variable of a process's environment."""
+
+    name: str
+    value: str
+    why: str
+    takes_effect: str
+    """When, and on what, it acts."""
+
+
+class EnvironmentView(View, frozen=True):
+    """What a launcher should set for the next process of a tenant."""
+
+    tenant: str
+    present: bool
+    """Whether the tenant has a process now; its rule alone is known otherwise."""
+    variables: tuple[VariableView, ...]
 
 
 class SensorView(View, frozen=True):
@@ -256,6 +339,17 @@ class BlindView(View, frozen=True):
     why: str
 
 
+class ListenerView(View, frozen=True):
+    """Where the agent listens."""
+
+    name: str
+    """unix, admin, loopback or network."""
+    address: str
+    up: bool
+    why: str
+    """Why it is down, or what is amiss although it is up."""
+
+
 class HealthView(View, frozen=True):
     """Whether the agent can do what it is for."""
 
@@ -276,6 +370,9 @@ class HealthView(View, frozen=True):
     sensors: tuple[SensorView, ...]
     blind: tuple[BlindView, ...]
     loop: LoopView
+    listeners: tuple[ListenerView, ...]
+    tokens_why: str
+    """Why no token is valid; empty while their file is as it should be."""
 
 
 Item = TypeVar("Item", bound=View)

@@ -170,6 +170,9 @@ class Limits(msgspec.Struct, frozen=True):
     memory_limit_bytes: int | None = None
     min_share_ratio: float = 0.2
     """The floor under the tenant's share; it is never held back further."""
+    latency_slo_seconds: float | None = None
+    """Objective for its latency at `latency_quantile`; only an L1's is protected."""
+    latency_quantile: float = 0.99
 
 
 class Tenant(msgspec.Struct, frozen=True):

@@ -5,8 +5,11 @@ from typing import Literal
 
 import msgspec
 
+from gpuagent.model.audit import Action
 from gpuagent.model.inventory import Subject
+from gpuagent.model.lease import Override
 from gpuagent.model.state import RESULTS, Event, KnobKey, NodeState, Outcome, Result
+from gpuagent.model.token import Token
 from gpuagent.model.vocab import BUDGET_RULE, Knob
 
 Mode = Literal["observe", "enforce"]
@@ -112,6 +115,8 @@ class Posture(msgspec.Struct, frozen=True):
 
     mode: Mode
     """As configured."""
+    simulated: bool = False
+    """Whether the host is a simulated one: everything that is told of it carries the mark."""
     paused: bool = False
     released: bool = False
     """The driver is to be let go of: nothing is read from it until it is taken up again."""
@@ -151,8 +156,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Actions since start by (knob, result)."""
     outside_changes: Mapping[str, int] = msgspec.field(default_factory=dict)
     """How often somebody else has changed a value of ours since start, by knob."""
+    run: str = ""
+    """Tells this run of the agent from any other: numbers of events and actions hold within it."""
     events: tuple[Event, ...] = ()
-    """The latest, bounded, oldest first."""
+    """The latest, bounded, oldest first; numbered without a gap."""
+    events_by_kind: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Events since start by kind."""
+    audit: tuple[Action, ...] = ()
+    """The latest actions, bounded, oldest first; numbered without a gap."""
     stats: LoopStats = LoopStats()
 
 
@@ -185,4 +196,45 @@ class ResumeGpus(msgspec.Struct, frozen=True, tag="resume"):
     by: str
 
 
-Command = Pause | Unpause | Reload | ReleaseGpus | ResumeGpus
+class SetOverride(msgspec.Struct, frozen=True, tag="set-override"):
+    """Put an override in force; one of the same name is replaced."""
+
+    override: Override
+
+    @property
+    def by(self) -> str:
+        return self.override.by
+
+
+class DropOverride(msgspec.Struct, frozen=True, tag="drop-override"):
+    """End an override before its time."""
+
+    by: str
+    id: str
+
+
+class IssueToken(msgspec.Struct, frozen=True, tag="issue-token"):
+    """Make a token valid. Its secret stays with whoever asked."""
+
+    by: str
+    token: Token
+    digest: str
+    """Of the secret's text (`model.token.digest`)."""
+
+
+class RevokeToken(msgspec.Struct, frozen=True, tag="revoke-token"):
+    by: str
+    id: str
+
+
+Command = (
+    Pause
+    | Unpause
+    | Reload
+    | ReleaseGpus
+    | ResumeGpus
+    | SetOverride
+    | DropOverride
+    | IssueToken
+    | RevokeToken
+)

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from gpuagent.model.inventory import Gpu, GpuProcess, Inventory, Subject, Tenant
+from gpuagent.model.lease import Lease
 from gpuagent.model.vocab import Knob, Signal
 
 
@@ -52,6 +53,41 @@ class Event(msgspec.Struct, frozen=True):
     numbers: tuple[tuple[str, float], ...] = ()
     alert: bool = False
     """Whether somebody should look at it."""
+    number: int = 0
+    """Counts the events of a run of the agent, from 1; 0 until it is published."""
+
+
+EVENT_KINDS = (
+    "crash",
+    "demoted",
+    "gpu-blind",
+    "gpu-found",
+    "gpu-recovered",
+    "gpu-removed",
+    "held-back",
+    "l1-card-limited",
+    "ledger-damaged",
+    "lever-let-go",
+    "no-lever-left",
+    "override-dropped",
+    "override-expired",
+    "override-refused",
+    "override-set",
+    "overrides-unreadable",
+    "power-budget-unreachable",
+    "power-unknown",
+    "released",
+    "reloaded",
+    "share-cut",
+    "share-raised",
+    "tenant-appeared",
+    "tenant-left",
+    "tokens-damaged",
+    "would-hold-back",
+    "would-limit-l1-card",
+    "xid",
+)
+"""Those that are counted from the start, so that their first event shows as an increase."""
 
 
 class Sensed(msgspec.Struct, frozen=True):
@@ -229,7 +265,17 @@ class NodeState:
     end, so a state must not be asked for windows once a later one exists.
     """
 
-    __slots__ = ("acts", "events", "health", "history", "inventory", "now", "outcomes", "readings")
+    __slots__ = (
+        "acts",
+        "events",
+        "health",
+        "history",
+        "inventory",
+        "leases",
+        "now",
+        "outcomes",
+        "readings",
+    )
 
     def __init__(
         self,
@@ -242,9 +288,12 @@ class NodeState:
         events: tuple[Event, ...] = (),
         history: History | None = None,
         acts: bool = True,
+        leases: tuple[Lease, ...] = (),
     ) -> None:
         self.now = now
         self.acts = acts
+        self.leases = leases
+        """The overrides in force, by name."""
         self.inventory = inventory if inventory is not None else Inventory()
         self.readings: Mapping[Key, Reading] = readings if readings is not None else {}
         self.outcomes: Mapping[KnobKey, Outcome] = outcomes if outcomes is not None else {}
@@ -292,6 +341,8 @@ class Frame(msgspec.Struct, frozen=True):
     health: tuple[Health, ...] = ()
     acts: bool = True
     """Whether the agent may change anything: in observe nothing answers a lever."""
+    leases: tuple[Lease, ...] = ()
+    """The overrides in force."""
 
 
 _FORGET_AFTER = 3600.0
@@ -317,6 +368,7 @@ def fold(state: NodeState, frame: Frame) -> NodeState:
         events=tuple(e for s in frame.sensed for e in s.events),
         history=history,
         acts=frame.acts,
+        leases=frame.leases,
     )
 
 

@@ -1,9 +1,14 @@
-"""Text that strangers chose, as it can be sent: bytes that were not UTF-8 become escapes."""
+"""Text as it can be sent: what strangers chose, with escapes; numbers that name things."""
 
 
 def wire(text: str) -> str:
     r"""`text` with every lone surrogate (a byte that was no UTF-8) written as \udc80 and the like."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def quantile_text(quantile: float) -> str:
+    """A quantile as the value of a label, as Prometheus writes it: 0.99 is "0.99"."""
+    return repr(float(quantile))
 
 
 def wired(value: object) -> object:

@@ -356,6 +356,13 @@ TENANT_CPU_PRESSURE_RATIO = Signal(
 TENANT_HOST_MEMORY_BYTES = Signal(
     "tenant_host_memory_bytes", _TENANT, "Host memory charged to the tenant's cgroups."
 )
+TENANT_LATENCY_SECONDS = Signal(
+    "tenant_latency_seconds",
+    _TENANT,
+    "Latency that the tenant says its requests had lately, at a quantile.",
+    dims=("quantile",),
+    expires=15,
+)
 
 # -- a control group of a tenant: what its files say now, ours or not ---------------------------------
 CGROUP_CPU_CORES = Signal(

@@ -9,6 +9,7 @@ from gpuagent.ports import (
     Cgroups,
     Gpus,
     KernelLog,
+    Latencies,
     Node,
     Processes,
     ProcessEvents,
@@ -16,6 +17,8 @@ from gpuagent.ports import (
 )
 from gpuagent.sense.cgroups import CgroupUse
 from gpuagent.sense.gpus import GpuReadings
+from gpuagent.sense.latency import ServiceLatency
+from gpuagent.sense.mail import LatencyMail
 from gpuagent.sense.node import Host
 from gpuagent.sense.process_events import Hearing
 from gpuagent.sense.tenants import Tenants
@@ -35,6 +38,7 @@ class Means:
     kernel_log: KernelLog
     clock: Clock
     agent_pid: int
+    latencies: Latencies = field(default_factory=LatencyMail)
     xids: XidCounts = field(default_factory=XidCounts)
     """Shared: NVML and the kernel log tell of the same errors."""
 
@@ -52,6 +56,7 @@ SENSORS: tuple[Callable[[Means], Sensor], ...] = (
     lambda m: CgroupUse(m.cgroups, m.clock),
     lambda m: Host(m.node),
     lambda m: Hearing(m.events),
+    lambda m: ServiceLatency(m.latencies),
 )
 """Every sensor there is. To add one, add it here."""
 

@@ -364,7 +364,12 @@ def _tenant(
     limits = (
         Limits()
         if rule is None
-        else Limits(memory_limit_bytes=rule.memory_limit, min_share_ratio=rule.min_share)
+        else Limits(
+            memory_limit_bytes=rule.memory_limit,
+            min_share_ratio=rule.min_share,
+            latency_slo_seconds=rule.latency_slo,
+            latency_quantile=rule.latency_quantile,
+        )
     )
     with_card = {place_of(p.cgroup).home for p in processes if p.pid in cards}
     places = sorted(

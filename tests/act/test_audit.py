@@ -1,17 +1,20 @@
 """The audit log is complete, bounded, and in nobody's way."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuagent.act.audit import Action, AuditLog
+from gpuagent.act.audit import KEPT, AuditLog
+from gpuagent.model.audit import Action
 from tests.act.host import seat
 
 
@@ -95,6 +98,100 @@ def test_a_pipe_that_somebody_reads_is_no_file_either(tmp_path: Path) -> None:
         assert os.read(reader, 100) == b""
     finally:
         os.close(reader)
+
+
+# -- in memory -------------------------------------------------------------------------------------------
+
+
+def test_the_latest_are_in_memory_too_numbered_and_bounded(tmp_path: Path) -> None:
+    log = AuditLog(str(tmp_path))
+    assert log.latest() == ()
+    for number in range(KEPT + 7):
+        log.record(action(number))
+    latest = log.latest()
+    assert [a.number for a in latest] == list(range(8, KEPT + 8))
+    assert [a.wall for a in latest[-2:]] == [action(KEPT + 5).wall, action(KEPT + 6).wall]
+    assert log.latest() is latest, "made once, and again after the next action only"
+    log.record(action())
+    assert log.latest() is not latest
+    log.close()
+
+
+def test_they_come_back_after_a_restart_and_the_count_goes_on(tmp_path: Path) -> None:
+    before = AuditLog(str(tmp_path))
+    for number in range(5):
+        before.record(action(number))
+    before.close()
+    log = AuditLog(str(tmp_path))
+    log.recall()
+    log.record(action(5))
+    assert [a.wall - action().wall for a in log.latest()] == [0, 1, 2, 3, 4, 5]
+    assert [a.number for a in log.latest()] == [1, 2, 3, 4, 5, 6]
+    assert log.latest()[0] == msgspec.structs.replace(action(), number=1)
+    log.close()
+    assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 6
+
+
+def test_what_was_rotated_is_recalled_before_it(tmp_path: Path) -> None:
+    before = AuditLog(str(tmp_path), file_bytes=1500, files=4)
+    for number in range(30):
+        before.record(action(number))
+    before.close()
+    log = AuditLog(str(tmp_path))
+    log.recall()
+    walls = [a.wall - action().wall for a in log.latest()]
+    newest = (tmp_path / "audit.jsonl").read_text().count("\n")
+    assert newest < len(walls) <= 30
+    assert walls == list(range(30 - len(walls), 30))
+    log.close()
+
+
+def test_of_a_long_file_the_end_is_read_only(tmp_path: Path) -> None:
+    before = AuditLog(str(tmp_path))
+    for number in range(9000):
+        before.record(action(number))
+    before.close()
+    assert (tmp_path / "audit.jsonl").stat().st_size > 1.5 * 2**20
+    log = AuditLog(str(tmp_path))
+    log.recall()
+    assert [a.wall - action().wall for a in log.latest()] == list(range(9000 - KEPT, 9000))
+    log.close()
+
+
+def test_infinite_numbers_do_not_cost_the_line(tmp_path: Path) -> None:
+    before = AuditLog(str(tmp_path))
+    before.record(msgspec.structs.replace(action(), numbers=(("a", math.inf), ("b", 2.0))))
+    before.close()
+    log = AuditLog(str(tmp_path))
+    log.recall()
+    assert [a.numbers for a in log.latest()] == [(("b", 2.0),)]
+    log.close()
+
+
+@given(st.lists(st.binary(max_size=60) | st.just(b"whole"), max_size=8))
+def test_torn_and_foreign_lines_are_passed_over(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("audit")
+    before = AuditLog(str(folder))
+    before.record(action())
+    before.close()
+    line = (folder / "audit.jsonl").read_bytes()
+    lines = [line if part == b"whole" else part + b"\n" for part in parts]
+    (folder / "audit.jsonl").write_bytes(b"".join(lines) + line[: len(line) // 2])
+    log = AuditLog(str(folder))
+    log.recall()
+    assert len(log.latest()) == parts.count(b"whole")
+    log.close()
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, os.mkdir])
+def test_recalling_waits_for_no_pipe(tmp_path: Path, made: Callable[[Path], None]) -> None:
+    made(tmp_path / "audit.jsonl")
+    log = AuditLog(str(tmp_path))
+    log.recall()
+    assert log.latest() == ()
+    log.close()
 
 
 HUNG = """

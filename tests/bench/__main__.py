@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 
-from tests.bench import commands, cost, reaction, telling, zeus
+from tests.bench import commands, cost, evaluate, reaction, telling, zeus
 from tests.bench.pace import Pace
 from tests.bench.rows import Group, Row, not_measured, show, write
 
@@ -24,6 +24,7 @@ GROUPS: dict[str, Callable[[Pace], Iterable[Row]]] = {
     "reaction": reaction.measure,
     "commands": commands.measure,
     "zeus": zeus.measure,
+    "evaluate": evaluate.measure,
 }
 """What is measured, in this order. To add figures, add a row to a group or a group here."""
 

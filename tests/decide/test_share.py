@@ -1,14 +1,26 @@
 """The control law, alone and against a plant whose limit it does not know."""
 
 from itertools import pairwise
+from typing import NamedTuple
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuagent.config import Backpressure
-from gpuagent.decide.share import Grip, cut, ease, forgotten, overdue
+from gpuagent.decide.share import Grip, cut, ease, forgotten, judged, overdue
 
 LAW = Backpressure()
+
+
+class Seen(NamedTuple):
+    """A value that is this far from the middle of its marks."""
+
+    error: float
+    band: float = 0.1
+
+
+QUIET = Seen(-0.06)
 
 
 def drive(limit: float, seconds: int, *, lag: int = 2, floor: float = 0.2) -> list[float]:
@@ -19,7 +31,8 @@ def drive(limit: float, seconds: int, *, lag: int = 2, floor: float = 0.2) -> li
         if trouble:
             grip = cut(grip, now, LAW, dwell=LAW.dwell)
         else:
-            grip = ease(grip, now, LAW, dwell=LAW.dwell)
+            value = Seen(shares[-lag] / limit - 0.95)
+            grip = ease(grip, now, LAW, dwell=LAW.dwell, value=value)
         shares.append(grip.share)
     return shares[lag:]
 
@@ -41,7 +54,7 @@ def test_comes_back_to_just_under_where_trouble_began_and_then_to_all() -> None:
     grip = cut(Grip(floor=0.2), 0, LAW, dwell=5)
     shares = []
     for now in range(1, 120):
-        grip = ease(grip, now, LAW, dwell=5)
+        grip = ease(grip, now, LAW, dwell=5, value=QUIET)
         shares.append(grip.share)
     assert 0.95 in shares
     first = shares.index(0.95)
@@ -50,23 +63,89 @@ def test_comes_back_to_just_under_where_trouble_began_and_then_to_all() -> None:
     assert max(shares) == 1.0
 
 
-def test_pauses_double_up_to_ten_minutes() -> None:
+def relapses(after: float) -> list[float]:
+    """Pauses while trouble comes back again and again, so long after the last raise."""
     grip = Grip(floor=0.2)
     pauses = []
     now = 0.0
     for _ in range(8):
         grip = cut(grip, now, LAW, dwell=5)
         pauses.append(grip.pause)
-        grip = ease(grip, now + 10, LAW, dwell=5)
-        now += 20
-    assert pauses == [30, 60, 120, 240, 480, 600, 600, 600]
+        grip = ease(grip, now + 10, LAW, dwell=5, value=QUIET)
+        grip = ease(grip, now + 16, LAW, dwell=5, value=QUIET)
+        now += 16 + after
+    return pauses
+
+
+def test_pauses_double_up_to_ten_minutes_where_more_share_brought_trouble_back() -> None:
+    assert relapses(2) == [30, 60, 120, 240, 480, 600, 600, 600]
+
+
+def test_trouble_that_comes_by_itself_says_nothing_against_trying_more() -> None:
+    assert relapses(20) == [30] * 8
+
+
+def test_trouble_that_comes_back_is_met_with_what_ended_it_in_one_step() -> None:
+    grip = Grip(floor=0.1)
+    for now in (0.0, 5.0, 10.0, 15.0):
+        grip = cut(grip, now, LAW, dwell=5)
+    ended = grip.share
+    now = 20.0
+    while grip.share < 0.9:
+        grip = ease(grip, now, LAW, dwell=5, value=QUIET)
+        now += 1
+    assert cut(grip, now, LAW, dwell=5).share == ended
+
+
+def held_at_half(pause: float = 30.0) -> Grip:
+    """Calm for long; trouble began at 0.55 and ended at 0.4, where the error came down to -0.1."""
+    return Grip(
+        floor=0.2,
+        share=0.5,
+        trouble=0.55,
+        pause=pause,
+        eased=0.4,
+        eased_at=0.0,
+        settled=-0.1,
+        moved_at=100.0,
+    )
+
+
+def freed_after(grip: Grip, error: float, seconds: int = 300) -> int | None:
+    """Seconds after which the share has left its ceiling by a whole step."""
+    for now in range(101, 101 + seconds):
+        grip = ease(grip, now, LAW, dwell=5, value=Seen(error))
+        if grip.share >= 0.7:
+            return now - 100
+    return None
+
+
+def test_a_load_that_is_lighter_than_when_trouble_ended_sets_free_soon() -> None:
+    assert freed_after(held_at_half(), -0.21) in range(5, 15)
+    assert freed_after(held_at_half(), -0.19, 29) is None, "the lever itself may do that"
+    late = freed_after(held_at_half(pause=600.0), -0.21)
+    assert late is not None
+    assert late >= 100, "believed the later, the longer the pause has become"
+
+
+def test_one_heavy_sample_among_light_ones_is_enough_for_doubt() -> None:
+    grip = held_at_half(pause=120.0)
+    for now in range(101, 190):
+        error = 0.0 if now % 10 == 0 else -0.5
+        grip = ease(grip, now, LAW, dwell=5, value=Seen(error))
+    assert grip.share == 0.5
+
+
+def test_with_less_share_than_then_a_low_value_says_nothing_of_the_load() -> None:
+    grip = msgspec.structs.replace(held_at_half(), eased=0.6)
+    assert freed_after(grip, -0.5, 29) is None
 
 
 def test_unknown_cause_is_let_go_slowly_but_wholly() -> None:
     grip = cut(Grip(floor=0.2), 0, LAW, dwell=5)
     shares = []
     for now in range(1, 30):
-        grip = ease(grip, now, LAW, dwell=5, known=False)
+        grip = ease(grip, now, LAW, dwell=5, value=None)
         shares.append(grip.share)
     assert shares[0] == 0.7, "not at once"
     assert shares[-1] == 1.0
@@ -76,7 +155,7 @@ def test_relapse_at_the_floor_opens_a_new_time_box() -> None:
     grip = Grip(floor=0.7)
     grip = cut(grip, 0, LAW, dwell=5)
     assert overdue(grip, 30, LAW)
-    grip = ease(grip, 31, LAW, dwell=5)
+    grip = ease(grip, 31, LAW, dwell=5, value=QUIET)
     assert not overdue(grip, 62, LAW)
     grip = cut(grip, 62, LAW, dwell=5)
     assert not overdue(grip, 70, LAW)
@@ -106,17 +185,74 @@ def test_holds_within_the_bounds_and_wastes_little(limit: float, floor: float) -
     assert sum(late) / len(late) >= 0.55 * limit
 
 
-@given(st.lists(st.tuples(st.booleans(), st.floats(0.05, 30)), max_size=60))
-def test_invariants_for_any_sequence(steps: list[tuple[bool, float]]) -> None:
+@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(0.05, 30)), max_size=60))
+def test_invariants_for_any_sequence(steps: list[tuple[float, float]]) -> None:
     grip, now = Grip(floor=0.3), 0.0
-    for trouble, seconds in steps:
+    for error, seconds in steps:
         now += seconds
         before = grip
-        grip = cut(grip, now, LAW, dwell=5) if trouble else ease(grip, now, LAW, dwell=5)
+        trouble = error > 0
+        if trouble:
+            grip = cut(grip, now, LAW, dwell=5)
+        else:
+            value = Seen(error) if error > -0.9 else None
+            grip = ease(grip, now, LAW, dwell=5, value=value)
         assert 0.3 <= grip.share <= 1.0
         if trouble:
             assert grip.share <= before.share
-            assert grip.share >= min(before.share, max(0.3, before.share * LAW.cut)) - 1e-9
+            least = min(before.share * LAW.cut, before.eased)
+            assert grip.share >= min(before.share, max(0.3, least)) - 1e-9
         else:
             assert before.share <= grip.share <= before.share + LAW.recover + 1e-9
         assert grip.pause <= LAW.probe_max
+
+
+# -- the time box ----------------------------------------------------------------------------------
+
+
+def boxed(samples: list[bool]) -> float | None:
+    """Seconds until a lever at its floor is overdue, with one sample a second; None if never."""
+    grip = Grip(floor=0.2)
+    while not grip.at_floor:
+        grip = cut(grip, 0.0, LAW, dwell=0)
+    for second, over in enumerate(samples, 1):
+        grip = judged(grip, float(second), float(second), over=over)
+        if overdue(grip, float(second), LAW):
+            return second
+    return None
+
+
+def test_a_lever_at_its_floor_has_its_time_box_while_the_value_stays_over_its_mark() -> None:
+    assert boxed([True] * 100) == LAW.time_box
+
+
+def test_one_good_sample_among_many_proves_nothing_and_most_of_them_do() -> None:
+    assert boxed([True, True, True, True, False] * 40) == 48
+    assert boxed([True, False] * 500) is None
+    assert boxed([False] * 500) is None
+    relapse = boxed([False] * 20 + [True] * 100)
+    assert relapse == 20 + LAW.time_box, "good times are not saved up"
+
+
+def test_the_same_sample_is_judged_once() -> None:
+    grip = judged(Grip(floor=0.2, share=0.2), 0.0, 0.0, over=True)
+    assert grip.floor_since == 0.0
+    grip = judged(grip, 4.0, 4.0, over=False)
+    assert judged(grip, 4.5, 4.0, over=False) is grip
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.1, 9)), max_size=40))
+def test_time_at_the_floor_is_never_more_than_there_was(steps: list[tuple[bool, float]]) -> None:
+    now = 0.0
+    grip = judged(Grip(floor=0.2, share=0.2, calm=False), now, now, over=True)
+    for over, seconds in steps:
+        now += seconds
+        grip = judged(grip, now, now, over=over)
+        assert grip.floor_since is not None
+        assert 0.0 <= grip.floor_since <= now
+
+
+def test_what_is_above_its_floor_again_and_under_its_mark_is_there_in_vain_no_longer() -> None:
+    lifted = Grip(floor=0.2, share=0.3, calm=False, floor_since=0.0, judged_at=0.0)
+    assert judged(lifted, 9.0, 9.0, over=True).floor_since == 0.0, "noise lifts it for a moment"
+    assert judged(lifted, 9.0, 9.0, over=False).floor_since is None

@@ -32,6 +32,7 @@ from gpuagent.model.vocab import (
     TENANT_CPU_CORES,
     TENANT_GPU_MEMORY_BYTES,
     TENANT_GPU_UTILIZATION_RATIO,
+    TENANT_LATENCY_SECONDS,
     Signal,
 )
 from gpuagent.ports import Policy
@@ -71,6 +72,7 @@ def tenant(
     path: str = "",
     floor: float = 0.2,
     memory_limit: int | None = None,
+    slo: float | None = None,
 ) -> Tenant:
     return Tenant(
         name,
@@ -79,7 +81,9 @@ def tenant(
         enforce=enforce,
         gpus=tuple(gpus),
         seats=(seat(path or f"/system.slice/{name}.service", refusal),),
-        limits=Limits(memory_limit_bytes=memory_limit, min_share_ratio=floor),
+        limits=Limits(
+            memory_limit_bytes=memory_limit, min_share_ratio=floor, latency_slo_seconds=slo
+        ),
     )
 
 
@@ -96,6 +100,8 @@ class World:
         self.state = NodeState(Instant(self.now, 1.7e9))
         self.memory = policy.begin()
         self.values: dict[tuple[Signal, Subject], float | None] = {}
+        self.latencies: dict[str, float] = {}
+        """p99 in seconds by tenant, as it reports it at each step."""
         self.outcomes: list[Outcome] = []
         self.acts = True
         self.says_tenants = True
@@ -161,6 +167,11 @@ class World:
             Reading(signal, subject, value, self.now)
             for (signal, subject), value in self.values.items()
             if value is not None and read
+        )
+        readings += tuple(
+            Reading(TENANT_LATENCY_SECONDS, on_tenant(name), value, self.now, dims=("0.99",))
+            for name, value in self.latencies.items()
+            if read
         )
         tenants = self.tenants if self.says_tenants else None
         sensed = Sensed(readings, gpus=self.gpus, gpu_processes=self.listed, tenants=tenants)

@@ -33,6 +33,7 @@ DIMS: dict[str, tuple[str, ...]] = {
     "cause": ("correctable", "uncorrectable"),
     "direction": ("tx", "rx"),
     "xid": ("31", "79"),
+    "quantile": ("0.5", "0.99"),
 }
 
 VALUES = {
@@ -88,6 +89,7 @@ def full(wall: float = snapshots.WALL) -> Snapshot:
             )
         ),
         actions={(k.name, r): 2 for k in KNOBS for r in RESULTS},
+        events_by_kind={"xid": 2, "reloaded": 0},
         stats=LoopStats(ticks=60, tick_seconds=0.002, lag_seconds=0.001),
     )
 

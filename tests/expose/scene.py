@@ -6,12 +6,17 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
+from gpuagent.expose.access import Access
+from gpuagent.expose.bearer import Tokens
+from gpuagent.expose.intake import Intake
+from gpuagent.expose.network import Remote, Tell, say
 from gpuagent.expose.server import Server
 from gpuagent.model.plan import Command, Snapshot
 from gpuagent.model.state import Instant
+from gpuagent.ports import LatencyReport
 from tests.expose import snapshots
 
 
@@ -36,12 +41,28 @@ class Scene:
         self.clock = StillClock()
         self.version = "1.2.3"
         self.settings_now: dict[str, object] = {"mode": "observe", "power": {"budget": None}}
+        self.reports: list[LatencyReport] = []
+        self.intake = Intake(self.reports.append)
+        self._listeners: list[Callable[[], None]] = []
+        self.access_now = Access()
 
     def latest(self) -> Snapshot | None:
         return self.snapshot
 
     def settings(self) -> Mapping[str, object]:
         return self.settings_now
+
+    def access(self) -> Access:
+        return self.access_now
+
+    def listen(self, ring: Callable[[], None]) -> None:
+        self._listeners.append(ring)
+
+    def show(self, snapshot: Snapshot | None) -> None:
+        """Publish another snapshot."""
+        self.snapshot = snapshot
+        for ring in self._listeners:
+            ring()
 
 
 class Commands:
@@ -88,9 +109,16 @@ async def serving(
     *,
     group: str = "",
     listen: str = "127.0.0.1:0",
+    metrics_token: bool = False,
+    network: Remote | None = None,
+    tokens: Tokens | None = None,
+    tell: Tell = say,
     idle_seconds: float = 15.0,
 ) -> AsyncIterator[tuple[Server, str]]:
-    """A server on real sockets; yields it and the path of its Unix socket."""
+    """A server on real sockets; yields it and the path of its Unix socket.
+
+    With `network`, once that has been opened, or could not be.
+    """
     with short_folder() as folder:
         path = f"{folder}/s"
         inbox = commands if commands is not None else Commands()
@@ -100,13 +128,22 @@ async def serving(
             path=path,
             group=group,
             metrics_listen=listen,
+            metrics_token=metrics_token,
+            network=network,
+            tokens=tokens,
+            tell=tell,
             idle_seconds=idle_seconds,
         )
         await server.start()
+        running = asyncio.ensure_future(server.run())
         try:
+            if server.network is not None:
+                await asyncio.wait_for(server.network.tried.wait(), 20)
             yield server, path
         finally:
-            await server.stop()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await server.stop()  # one that is cancelled before it has begun does not stop by itself
 
 
 class Reply:

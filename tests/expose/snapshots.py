@@ -5,6 +5,7 @@ import string
 import msgspec
 
 from gpuagent.model import vocab
+from gpuagent.model.audit import Action
 from gpuagent.model.inventory import (
     NODE,
     Gpu,
@@ -40,6 +41,7 @@ from gpuagent.model.vocab import On, Signal
 MONO = 5000.0
 WALL = 1_800_000_000.0
 NOW = Instant(MONO, WALL)
+RUN = "0badcafe"
 
 GPU0 = "GPU-00000000-0000-0000-0000-000000000000"
 GPU1 = "GPU-11111111-1111-1111-1111-111111111111"
@@ -273,8 +275,26 @@ def busy(*, posture: Posture = ENFORCING) -> Snapshot:
         actions={("cgroup_cpu_max", "applied"): 4, ("cgroup_cpu_max", "left alone"): 1},
         outside_changes={"gpu_power_limit": 2},
         events=(
-            Event("start", MONO - 60, "the agent has started"),
-            Event("xid", MONO - 30, "XID 79 on card 0", card, (("xid", 79),)),
+            Event("start", MONO - 60, "the agent has started", number=1),
+            Event("xid", MONO - 30, "XID 79 on card 0", card, (("xid", 79),), number=2),
+        ),
+        run=RUN,
+        audit=(
+            Action(
+                wall=WALL - 2,
+                knob=vocab.CPU_MAX.name,
+                subject=TRAIN_SEAT,
+                did="set",
+                result="applied",
+                why=why,
+                rule="backpressure/memory",
+                before="max 100000",
+                wrote="42000 20000",
+                after="42000 20000",
+                original="max 100000",
+                numbers=numbers,
+                number=1,
+            ),
         ),
         stats=LoopStats(ticks=60, tick_seconds=0.002, lag_seconds=0.001),
     )
@@ -315,7 +335,19 @@ def hostile(names: tuple[str, ...] = HOSTILE) -> Snapshot:
         outcomes=outcomes,
         holds=tuple(holds),
         causes=(Cause("memory", on_gpu(GPU0), MONO, f"because of {first}"),),
-        events=(Event("note", MONO, f"seen: {first}"),),
+        events=(Event("note", MONO, f"seen: {first}", on_tenant(first), number=1),),
+        run=RUN,
+        audit=(
+            Action(
+                WALL,
+                "cgroup_cpu_max",
+                on_cgroup(first, f"/{first}", 7),
+                "set",
+                first,
+                first,
+                number=1,
+            ),
+        ),
     )
 
 

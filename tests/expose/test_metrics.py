@@ -64,6 +64,13 @@ def test_every_action_exists_from_the_start() -> None:
         assert found["gpuagent_outside_changes_total", labels] == 0
 
 
+def test_events_are_counted_by_kind() -> None:
+    text = render(full(), "1").decode()
+    assert "# TYPE gpuagent_events_total counter" in text
+    assert 'gpuagent_events_total{kind="xid"} 2.0' in text
+    assert 'gpuagent_events_total{kind="reloaded"} 0.0' in text
+
+
 def test_a_busy_host_says_what_is_wanted_real_and_why_not() -> None:
     found = series(snapshots.busy())
     seat = {"tenant": "train", "level": "L3", "cgroup": snapshots.TRAIN_PATH}

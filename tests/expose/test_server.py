@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from gpuagent.expose.auth import Rules
 from gpuagent.expose.door import (
     CONNECTIONS,
-    CONNECTIONS_LOOPBACK,
     CONNECTIONS_OF_OTHERS,
     CONNECTIONS_PER_USER,
+    CONNECTIONS_TCP,
     FIRST_REQUEST_SECONDS,
     Admission,
     Anyone,
@@ -39,16 +39,18 @@ from tests.expose.scene import (
 # -- the loopback address ---------------------------------------------------------------------------------
 
 
-async def test_the_loopback_address_offers_three_pages_only() -> None:
+async def test_the_loopback_address_gives_its_pages_openly_and_nothing_else() -> None:
     async with serving(Scene(snapshots.busy())) as (server, _):
         assert server.metrics_port is not None
         for target, status in (
             ("/metrics", 200),
             ("/healthz", 200),
             ("/readyz", 200),
-            ("/v1/node", 404),
-            ("/v1/health", 404),
-            ("/v1/config", 404),
+            ("/v1/node", 401),
+            ("/v1/health", 401),
+            ("/v1/config", 401),
+            ("/openapi.json", 401),
+            ("/v1/nothing", 404),
         ):
             assert (await ask_loopback(server.metrics_port, target)).status == status
 
@@ -358,7 +360,7 @@ def test_one_user_takes_his_own_place_only() -> None:
 
 def test_the_longest_waiting_goes_first_and_whoever_is_served_stays() -> None:
     door = Anyone()
-    with lines(CONNECTIONS_LOOPBACK + 2) as here:
+    with lines(CONNECTIONS_TCP + 2) as here:
         *first, late, later = here
         for line in first:
             assert door.admit(line)
@@ -435,7 +437,7 @@ async def test_in_a_full_house_an_answer_is_the_last_one() -> None:
         alone, writer = await asyncio.open_connection("127.0.0.1", server.metrics_port)
         writer.write(request)
         assert b"Connection: close" not in await alone.readuntil(b"ok\n")
-        idle = [await connect(server.metrics_port) for _ in range(CONNECTIONS_LOOPBACK - 1)]
+        idle = [await connect(server.metrics_port) for _ in range(CONNECTIONS_TCP - 1)]
         writer.write(request)
         async with asyncio.timeout(20):
             assert b"Connection: close" in await alone.read()

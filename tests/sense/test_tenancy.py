@@ -126,6 +126,8 @@ def test_a_rule_gives_level_kind_and_limits() -> None:
         hold_back=True,
         min_share=0.5,
         memory_limit=1 << 30,
+        latency_slo=0.2,
+        latency_quantile=0.95,
     )
     (tenant,) = assign(
         [process(1)], on_gpu(1), rules=Rules([given]), found=Found(), since={"serve": 7.0}
@@ -136,7 +138,12 @@ def test_a_rule_gives_level_kind_and_limits() -> None:
         "serve",
         True,
     )
-    assert tenant.limits == Limits(memory_limit_bytes=1 << 30, min_share_ratio=0.5)
+    assert tenant.limits == Limits(
+        memory_limit_bytes=1 << 30,
+        min_share_ratio=0.5,
+        latency_slo_seconds=0.2,
+        latency_quantile=0.95,
+    )
     assert (tenant.gpus, tenant.users, tenant.since) == (("GPU-a",), ("alice",), 7.0)
 
 

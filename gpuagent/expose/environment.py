@@ -1,0 +1,139 @@
+"""What a launcher should set for the next process of a tenant: pure functions of the snapshot.
+
+A running process keeps the environment that it was started with: all of this acts at the next start.
+The variables of MPS are read by a client as it starts, and can only tighten what its server allows
+(NVIDIA, Multi-Process Service, "Environment variables").
+"""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from gpuagent.expose import picture
+from gpuagent.expose.auth import Peer
+from gpuagent.expose.gate import forbidden
+from gpuagent.expose.problems import not_found
+from gpuagent.expose.routes import Ask, For, Get, Told, current
+from gpuagent.expose.views import EnvironmentView, VariableView
+from gpuagent.model.inventory import Gpu, Level
+from gpuagent.model.plan import Snapshot
+from gpuagent.model.text import wire
+from gpuagent.quantities import bytes_
+
+_MIB = 1024**2
+_GIB = 1024**3
+_ORDINALS_MOST = 32
+"""MPS takes a memory limit for the devices 0 to 31."""
+_AT_START = "as the process starts"
+_MPS_START = "as the process starts, if it is a client of an MPS server then; nothing else reads it"
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """As much of a tenant as its environment depends on."""
+
+    name: str
+    level: Level
+    memory_limit_bytes: int | None
+    present: bool
+
+
+def variables(promise: Promise, cards: int | None, socket: str) -> tuple[VariableView, ...]:
+    """The environment of a tenant on a host of so many cards (None where that is not known).
+
+    An empty `socket` is one that is not known.
+    """
+    return tuple(_variables(promise, cards, socket))
+
+
+def _variables(promise: Promise, cards: int | None, socket: str) -> Iterator[VariableView]:
+    protected = promise.level is Level.L1
+    yield VariableView(
+        "CUDA_DEVICE_ORDER",
+        "PCI_BUS_ID",
+        "CUDA then numbers the cards as the agent and nvidia-smi do",
+        _AT_START,
+    )
+    yield VariableView(
+        "CUDA_MPS_CLIENT_PRIORITY",
+        "0" if protected else "1",
+        f"the tenant is {promise.level.name}: "
+        + ("its kernels go first" if protected else "kernels of an L1 client go first"),
+        _MPS_START,
+    )
+    limit = promise.memory_limit_bytes
+    if limit is not None and cards and (size := _whole(limit)):
+        yield VariableView(
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+            ",".join(f"{i}={size}" for i in range(min(cards, _ORDINALS_MOST))),
+            f"its memory_limit is {limit} bytes on one card; MPS holds each process to it by itself",
+            _MPS_START,
+        )
+    yield VariableView("GPUAGENT_TENANT", wire(promise.name), "the name to report under", _AT_START)
+    if socket:
+        why = "where to report latency and to read events: the agent's socket"
+        yield VariableView("GPUAGENT_SOCKET", socket, why, _AT_START)
+
+
+def _whole(limit: int) -> str:
+    """A size as MPS takes it, whole G or M, never more than the limit; empty where it is less than 1M."""
+    if limit >= _GIB and limit % _GIB == 0:
+        return f"{limit // _GIB}G"
+    return f"{limit // _MIB}M" if limit >= _MIB else ""
+
+
+# -- whose ---------------------------------------------------------------------------------------------
+
+
+def promise(snapshot: Snapshot, settings: Mapping[str, object], name: str, reader: Peer) -> Promise:
+    """The tenant of this name as it stands in a path, running or only declared. Raises Trouble.
+
+    Who may not see it does not learn whether it exists. Whose a tenant is can be told by its
+    processes only: one without any is for those who see everything.
+    """
+    for tenant in picture.tenants(snapshot, reader):
+        if wire(tenant.name) == name:
+            limit = tenant.limits.memory_limit_bytes
+            return Promise(tenant.name, tenant.level, limit, present=True)
+    if not reader.sees_all:
+        raise forbidden(reader, "see a tenant that is not yours, or that has no process now")
+    declared = settings.get("tenants")
+    for rule in declared if isinstance(declared, list) else ():
+        if isinstance(rule, Mapping) and rule.get("name") == name:
+            return _declared(rule)
+    return not_found(
+        f"there is no tenant {name!r} here, and no rule declares one",
+        "GET /v1/tenants lists those that run; in a path, write / as %2F",
+    )
+
+
+def _declared(rule: Mapping[str, object]) -> Promise:
+    """A rule as the configuration tells it: plain values, with units."""
+    limit = bytes_(rule["memory_limit"]) if "memory_limit" in rule else None
+    return Promise(str(rule["name"]), Level[str(rule["sla"])], limit, present=False)
+
+
+def _cards(cards: tuple[Gpu, ...] | None) -> int | None:
+    return None if cards is None else len(cards)
+
+
+def _environment(told: Told, ask: Ask) -> EnvironmentView:
+    snapshot, settings = current(told), told.settings()
+    found = promise(snapshot, settings, ask.name, ask.peer)
+    paths = settings.get("paths")
+    socket = str(paths.get("socket", "")) if isinstance(paths, Mapping) else ""
+    return EnvironmentView(
+        tenant=wire(found.name),
+        present=found.present,
+        variables=variables(found, _cards(snapshot.state.inventory.gpus), socket),
+    )
+
+
+GETS: tuple[Get, ...] = (
+    Get(
+        path="/v1/tenants/{name}/environment",
+        audience=For.TENANTS,
+        about="What a launcher should set for the next process of a tenant.",
+        answer=_environment,
+        view=EnvironmentView,
+    ),
+)

@@ -1,0 +1,99 @@
+"""`gpuagent evaluate`: what it prints and writes, what it refuses, and that an interrupt ends it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuagent.cli.exits import Exit
+from gpuagent.lab import plots
+from tests.cli.stage import run
+
+TINY = ("--seeds", "2", "--seconds", "120", "--no-sweep")
+
+
+def test_two_policies_side_by_side(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder"
+    own = tmp_path / "own.toml"
+    own.write_text(
+        'name = "gentle"\nabout = "Cuts less."\ncontrol = "agent"\n'
+        "[agent.backpressure]\ncut = 0.9\n"
+    )
+    done = run("evaluate", "--policy", "tgs", "--policy", str(own), *TINY, "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert "gentle against tgs" in done.stdout
+    assert "2 seeds of 120 s, measured from second 90" in done.stdout
+    assert [len(line) for line in done.stdout.splitlines() if len(line) > 80] == []
+    told = json.loads((out / "report.json").read_text())
+    assert [r["policy"] for r in told["rows"]] == ["none", "tgs", "gentle"]
+    assert told["simulated"] is True
+    text = (out / "report.txt").read_text()
+    assert [line.rstrip() for line in done.stdout.splitlines()] == text.splitlines()
+    assert ("latency.png" in os.listdir(out)) == plots.available()
+
+
+def test_for_scripts_it_prints_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(plots, "available", lambda: False)
+    done = run(
+        "evaluate", "co-location", "--policy", "aimd", *TINY[2:], "--seeds", "1", "--json",
+        "--out", str(tmp_path),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["scenario"] == "co-location"
+    assert told["judgements"][0]["candidate"] == "aimd"
+    assert 0.0 < told["rows"][0]["missed_ratio"]["value"] < 1.0
+    assert done.stderr == ("There are no plots without matplotlib: pip install 'gpuagent[plots]'\n")
+    assert sorted(os.listdir(tmp_path)) == ["report.json", "report.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("nowhere",), "'nowhere' is no scenario"),
+        (("--policy", "best"), "'best' is no policy"),
+        (("--policy", "aimd", "--policy", "static"), "static: the last policy is the one to be"),
+        (("--policy", "aimd", "--policy", "aimd"), "aimd: is the name of two policies"),
+        (("--policy", "aimd", "--seconds", "60"), "60 s are too few"),
+        (("--policy", "aimd", "--out", "/dev/null/x"), "/dev/null/x cannot be made"),
+        (("--seeds", "0"), "--seeds"),
+    ],
+)
+def test_what_it_cannot_do_it_says_at_once(words: tuple[str, ...], text: str) -> None:
+    done = run("evaluate", *words)
+    assert done.exit_code == Exit.USAGE
+    assert text in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_interrupt_ends_it_and_all_it_started() -> None:
+    words = [sys.executable, "-m", "gpuagent", "evaluate", "--policy", "none", "--policy", "aimd"]
+    process = subprocess.Popen(
+        [*words, "--seconds", "500000", "--seeds", "4", "--no-sweep"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not _children(process.pid):
+        assert process.poll() is None
+        time.sleep(0.02)
+    children = _children(process.pid)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert out == ""
+    assert [pid for pid in children if os.path.exists(f"/proc/{pid}")] == []
+
+
+def _children(pid: int) -> list[int]:
+    """Its workers; not the process that looks after their semaphores."""
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        found = [int(child) for child in file.read().split()]
+    return [
+        child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]

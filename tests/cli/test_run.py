@@ -1,0 +1,166 @@
+"""`gpuagent run`: the command is what runs, with the environment or, if need be, without it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuagent.cli.client import Client
+from gpuagent.cli.exits import Exit, Failure
+from gpuagent.cli.run import PATIENCE_SECONDS, _variables
+from tests.cli.stage import agent
+from tests.expose import snapshots
+from tests.expose.scene import short_folder
+
+SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def run(
+    path: str, *words: str, env: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "gpuagent", "run", "--socket", path, *words],
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def show(path: str, *words: str, env: dict[str, str] | None = None) -> dict[str, str]:
+    done = run(path, *words, "--", sys.executable, "-c", SHOW, env=env)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    with agent(snapshots.busy()) as served:
+        yield served
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    with short_folder() as folder:
+        yield f"{folder}/none"
+
+
+def test_the_command_has_the_environment_and_nothing_else_is_printed(path: str) -> None:
+    done = run(path, "--tenant", "train", "--", sys.executable, "-c", SHOW)
+    found = json.loads(done.stdout)
+    assert found["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+    assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8G,1=8G"
+    assert found["GPUAGENT_TENANT"] == "train"
+    assert done.stderr == ""
+
+
+def test_what_was_set_before_stays_or_is_replaced(path: str) -> None:
+    before = {"MINE": "kept", "CUDA_MPS_CLIENT_PRIORITY": "7"}
+    found = show(path, "--tenant", "train", env=before)
+    assert found["MINE"] == "kept"
+    assert found["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+
+
+def test_its_exit_code_is_the_commands(path: str) -> None:
+    for code in (0, 1, 5, 42):
+        done = run(path, "--tenant", "train", "--", "sh", "-c", f"exit {code}")
+        assert done.returncode == code
+    killed = run(path, "--tenant", "train", "--", "sh", "-c", "kill -TERM $$")
+    assert killed.returncode == -signal.SIGTERM
+
+
+def test_its_options_are_its_own(path: str) -> None:
+    done = run(path, "--tenant", "train", "echo", "--tenant", "other", "--help", "-x")
+    assert done.stdout == "--tenant other --help -x\n"
+
+
+def test_it_ignores_no_signal_that_the_caller_did_not_ignore(path: str) -> None:
+    done = run(path, "--tenant", "train", "--", "grep", "SigIgn", "/proc/self/status")
+    ignored = int(done.stdout.split()[1], 16)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        assert not ignored & (1 << (number - 1))
+
+
+@pytest.mark.parametrize("name", ["train", "nobody", "a/b c", "\u202e", ""])
+def test_without_an_agent_it_runs_all_the_same_with_a_warning(nowhere: str, name: str) -> None:
+    done = run(nowhere, "--tenant", name, "--", "echo", "here")
+    assert (done.returncode, done.stdout) == (0, "here\n")
+    assert done.stderr.startswith("gpuagent: warning: the agent does not run")
+    assert done.stderr.count("\n") == 1
+
+
+def test_of_an_unknown_tenant_too(path: str) -> None:
+    done = run(path, "--tenant", "nobody", "--", "echo", "here")
+    assert (done.returncode, done.stdout) == (0, "here\n")
+    assert 'there is no tenant "nobody"' in done.stderr
+
+
+def test_strictly_it_does_not(nowhere: str, path: str, tmp_path: Path) -> None:
+    mark = str(tmp_path / "ran")
+    done = run(nowhere, "--strict", "--tenant", "train", "--", "touch", mark)
+    assert done.returncode == Exit.UNREACHABLE
+    done = run(path, "--strict", "--tenant", "nobody", "--", "touch", mark)
+    assert done.returncode == Exit.UNKNOWN_TENANT
+    assert not os.path.exists(mark)
+    done = run(path, "--strict", "--tenant", "train", "--", "touch", mark)
+    assert done.returncode == 0
+    assert os.path.exists(mark)
+
+
+def test_an_agent_that_hangs_is_not_waited_for_long(nowhere: str) -> None:
+    with socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(nowhere)
+        hung.listen()
+        with pytest.raises(Failure, match="has not answered") as failure:
+            Client(nowhere, patience=0.05).tenant("train", "/environment")
+    assert failure.value.code is Exit.UNREACHABLE
+    assert PATIENCE_SECONDS <= 5
+
+
+def test_a_command_that_is_not_there_ends_as_in_a_shell(path: str, tmp_path: Path) -> None:
+    done = run(path, "--tenant", "train", "--", "no-such-command-here")
+    assert (done.returncode, done.stdout) == (127, "")
+    assert "cannot run no-such-command-here: No such file" in done.stderr
+    plain = tmp_path / "plain"
+    plain.write_text("text")
+    assert run(path, "--tenant", "train", "--", str(plain)).returncode == 126
+
+
+@pytest.mark.parametrize("words", [("--", "echo"), ("--tenant", "train"), ("--tenant", "t", "--")])
+def test_what_is_missing_is_said(nowhere: str, words: tuple[str, ...]) -> None:
+    done = run(nowhere, *words)
+    assert done.returncode == Exit.USAGE
+    assert "Missing" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        None,
+        7,
+        [None],
+        [{}],
+        [{"name": "A"}],
+        [{"name": "A", "value": 1}],
+        [{"name": "", "value": "x"}],
+        [{"name": "A=B", "value": "x"}],
+        [{"name": "A", "value": "x\0y"}],
+        [{"name": "A\0", "value": "x"}],
+    ],
+)
+def test_an_answer_that_is_no_environment_is_none(variables: object) -> None:
+    with pytest.raises(Exception, match="is no environment"):
+        _variables({"variables": variables})
+
+
+def test_what_a_later_agent_adds_is_passed_over() -> None:
+    later = [{"name": "A", "value": "x", "since": "2.0"}]
+    assert _variables({"variables": later, "more": 1}) == {"A": "x"}

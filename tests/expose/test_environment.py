@@ -1,0 +1,146 @@
+"""What a launcher is told to set: exact, with a reason each, and nothing that is not known."""
+
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuagent.config import Config, Match, Paths, TenantRule
+from gpuagent.configfile import describe
+from gpuagent.expose.auth import Peer
+from gpuagent.expose.environment import Promise, promise, variables
+from gpuagent.expose.problems import Trouble
+from gpuagent.model.inventory import Inventory, Level
+from gpuagent.model.state import NodeState
+from tests.expose import snapshots
+from tests.expose.scene import Scene, ask, serving
+
+GIB = 1024**3
+MIB = 1024**2
+ADMIN = Peer(label="user 0", admin=True)
+OWNER = Peer(label="user 1000", tenants=frozenset({"train"}))
+LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+
+
+def env(level: Level = Level.L3, limit: int | None = None, cards: int | None = 2) -> dict[str, str]:
+    made = variables(Promise("train", level, limit, present=True), cards, "/run/g.sock")
+    assert all(v.why and v.takes_effect for v in made)
+    return {v.name: v.value for v in made}
+
+
+def test_the_environment_of_a_best_effort_tenant() -> None:
+    assert env(limit=8 * GIB) == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_MPS_CLIENT_PRIORITY": "1",
+        LIMIT: "0=8G,1=8G",
+        "GPUAGENT_TENANT": "train",
+        "GPUAGENT_SOCKET": "/run/g.sock",
+    }
+
+
+def test_an_l1_tenant_goes_first() -> None:
+    assert env(Level.L1)["CUDA_MPS_CLIENT_PRIORITY"] == "0"
+    assert env(Level.L2)["CUDA_MPS_CLIENT_PRIORITY"] == "1"
+
+
+@pytest.mark.parametrize(("limit", "cards"), [(None, 2), (8 * GIB, None), (8 * GIB, 0), (1000, 2)])
+def test_what_is_not_known_or_cannot_be_said_is_left_out(
+    limit: int | None, cards: int | None
+) -> None:
+    assert LIMIT not in env(limit=limit, cards=cards)
+
+
+def test_a_socket_that_is_not_known_is_left_out() -> None:
+    made = variables(Promise("train", Level.L3, None, present=True), 1, "")
+    assert "GPUAGENT_SOCKET" not in {v.name for v in made}
+
+
+def test_no_thread_percentage_is_told_while_nobody_manages_mps() -> None:
+    assert not [name for name in env(limit=GIB) if "THREAD_PERCENTAGE" in name]
+
+
+@given(limit=st.integers(1, 1 << 45), cards=st.integers(1, 64))
+def test_a_memory_limit_is_in_whole_units_for_each_card_and_never_more(
+    limit: int, cards: int
+) -> None:
+    text = env(limit=limit, cards=cards).get(LIMIT)
+    if text is None:
+        assert limit < MIB
+        return
+    parts = text.split(",")
+    assert len(parts) == min(cards, 32)
+    for ordinal, part in enumerate(parts):
+        found = re.fullmatch(r"(\d+)=(\d+)([GM])", part)
+        assert found is not None
+        size = int(found[2]) * (GIB if found[3] == "G" else MIB)
+        assert int(found[1]) == ordinal
+        assert limit - MIB < size <= limit
+
+
+# -- whose ---------------------------------------------------------------------------------------------
+
+RULES = (
+    TenantRule("train", Level.L2, Match(unit="x"), memory_limit=5 * GIB),
+    TenantRule("later", Level.L1, Match(unit="y"), memory_limit=1536 * MIB),
+    TenantRule("free", Level.L3, Match(unit="z")),
+)
+SETTINGS = describe(Config(tenants=RULES, paths=Paths(socket="/run/g.sock")))
+
+
+def test_what_runs_counts_before_what_is_declared() -> None:
+    found = promise(snapshots.busy(), SETTINGS, "train", ADMIN)
+    assert found == Promise("train", Level.L3, 8 * GIB, present=True)
+
+
+def test_what_is_only_declared_is_told_from_its_rule() -> None:
+    found = promise(snapshots.busy(), SETTINGS, "later", ADMIN)
+    assert found == Promise("later", Level.L1, 1536 * MIB, present=False)
+    assert promise(snapshots.busy(), SETTINGS, "free", ADMIN).memory_limit_bytes is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"tenants": None}, {"tenants": [{}]}, SETTINGS])
+def test_who_is_neither_is_not_there(settings: dict[str, object]) -> None:
+    with pytest.raises(Trouble) as refused:
+        promise(snapshots.busy(), settings, "nobody", ADMIN)
+    assert refused.value.status == 404
+
+
+@pytest.mark.parametrize("name", ["serve", "later", "nobody"])
+def test_who_may_not_see_it_does_not_learn_whether_it_exists(name: str) -> None:
+    with pytest.raises(Trouble) as refused:
+        promise(snapshots.busy(), SETTINGS, name, OWNER)
+    assert refused.value.status == 403
+    assert name not in refused.value.detail
+    assert promise(snapshots.busy(), SETTINGS, "train", OWNER).present
+
+
+async def test_over_the_socket() -> None:
+    scene = Scene(snapshots.busy())
+    scene.settings_now = SETTINGS
+    async with serving(scene) as (_, path):
+        one = (await ask(path, "/v1/tenants/train/environment")).json
+        absent = (await ask(path, "/v1/tenants/later/environment")).json
+        nobody = await ask(path, "/v1/tenants/nobody/environment")
+    told = {v["name"]: v for v in one["variables"]}
+    assert told[LIMIT]["value"] == "0=8G,1=8G"
+    assert told["GPUAGENT_SOCKET"]["value"] == "/run/g.sock"
+    assert "MPS server" in told["CUDA_MPS_CLIENT_PRIORITY"]["takes_effect"]
+    assert (one["present"], absent["present"]) == (True, False)
+    assert nobody.status == 404
+
+
+async def test_of_a_host_that_cannot_be_read_what_is_known_is_told() -> None:
+    snapshot = snapshots.busy()
+    blind = NodeState(
+        snapshot.state.now, inventory=Inventory(tenants=snapshot.state.inventory.tenants)
+    )
+    scene = Scene(msgspec.structs.replace(snapshot, state=blind))
+    async with serving(scene) as (_, path):
+        told = (await ask(path, "/v1/tenants/train/environment")).json
+    assert [v["name"] for v in told["variables"]] == [
+        "CUDA_DEVICE_ORDER",
+        "CUDA_MPS_CLIENT_PRIORITY",
+        "GPUAGENT_TENANT",
+    ]
