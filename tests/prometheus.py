@@ -95,7 +95,9 @@ async def watching(
     assert program is not None
     config = folder / "prometheus.yml"
     names = json.dumps([str(r) for r in rules])
-    config.write_text(_CONFIG.format(rules=names, port=port, how=how.replace("\n", "\n    ")), encoding="utf-8")
+    config.write_text(
+        _CONFIG.format(rules=names, port=port, how=how.replace("\n", "\n    ")), encoding="utf-8"
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -205,7 +205,7 @@ def test_a_configuration_is_described_in_tomls_terms() -> None:
 _IN_RULES = {"name", "match", "budget", "panel", "budget_fraction"} | {
     *("memory_high", "memory_clear", "temperature_high", "temperature_clear", "hold", "within"),
     *("cpu_pressure_high", "cpu_pressure_clear", "probe_min", "probe_max", "metrics_listen"),
-    *("latency_high", "latency_clear"),
+    *("latency_high", "latency_clear", "network_listen"),
 }
 
 
@@ -274,6 +274,31 @@ def in_toml(value: object) -> str:
 def test_what_is_described_reads_back_as_the_same_configuration(config: Config) -> None:
     text = "\n".join(f"{key} = {in_toml(value)}" for key, value in describe(config).items())
     assert parse(text, source="f") == config
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('network_listen = "0.0.0.0:1"', "needs tls_certificate and tls_key"),
+        ('network_listen = "0.0.0.0:1"\ntls_key = "/k"', "needs tls_certificate"),
+        ('network_listen = "gpu7:1"', "not an address of this host"),
+        ('network_listen = "0.0.0.0"', "not a host and a port"),
+        ('tls_key = "k"', "must start with /"),
+        ('metrics_token = "yes"', "not true or false"),
+    ],
+)
+def test_the_network_is_reached_by_tls_or_not_at_all(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
+        parse(f"[api]\n{text}\n", source="f")
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("listen", ["", "0.0.0.0:9486", "[::]:9486", "192.0.2.7:1"])
+def test_any_address_can_be_the_networks(listen: str) -> None:
+    text = f'[api]\nnetwork_listen = "{listen}"\ntls_certificate = "/c"\ntls_key = "/k"'
+    config = parse(text, source="f")
+    assert config.api.network_listen == listen
+    assert changed_needs_restart(Config(), config)[-2:] == ["api.tls_certificate", "api.tls_key"]
 
 
 def test_a_reload_names_what_it_cannot_change() -> None:

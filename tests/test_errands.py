@@ -8,30 +8,35 @@ from types import MemberDescriptorType
 import pytest
 
 from gpuagent.errands import Errands
-from gpuagent.errors import AgentError, ConfigError, Refused, Unavailable
+from gpuagent.errors import AgentError, ConfigError, Gone, Refused, Unavailable, Unsupported
 from gpuagent.leases import Leases
 from gpuagent.model.inventory import on_cgroup
 from gpuagent.model.plan import (
     Command,
+    IssueToken,
     Pause,
     Posture,
     ReleaseGpus,
     Reload,
     ResumeGpus,
+    RevokeToken,
     Snapshot,
     Unpause,
 )
 from gpuagent.model.state import Instant, NodeState, Outcome
+from gpuagent.model.token import digest, spelled
 from gpuagent.model.vocab import CPU_MAX
 from gpuagent.starts import PauseMark
+from gpuagent.tokens import TokenBook
 from tests.act.host import Clock
 from tests.fakes.host import FakeGpus
+from tests.tokens import token
 
 
 class Desk:
     """Errands with what they work on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tokens: TokenBook | None = None) -> None:
         self.folder = folder
         self.posture = Posture(mode="enforce")
         self.gpus = FakeGpus(Clock())
@@ -45,6 +50,7 @@ class Desk:
         self.errands = Errands(
             gpus=self.gpus,
             mark=self.mark,
+            tokens=tokens,
             leases=self.leases,
             reload=self._reload,
             wake=self.woken.append,
@@ -238,3 +244,25 @@ def test_every_command_says_who_asked() -> None:
         "revoke-token",
     }
     assert all(isinstance(vars(c)["by"], property | MemberDescriptorType) for c in Command.__args__)
+
+
+async def test_tokens_are_the_books_business(tmp_path: Path) -> None:
+    clock = Clock()
+    book = TokenBook(str(tmp_path), clock)
+    desk = Desk(tmp_path, tokens=book)
+    await asyncio.sleep(0)
+    text = spelled("0badcafe", b"1" * 32)
+    issue = IssueToken("user 0", token("0badcafe", clock), digest(text))
+    assert "valid" in await desk.do(issue)
+    assert book.known(text) is not None
+    assert "revoked" in await desk.do(RevokeToken("user 0", "0badcafe"))
+    assert book.known(text) is None
+    with pytest.raises(Gone):
+        await desk.do(RevokeToken("user 0", "0badcafe"))
+    desk.task.cancel()
+    await asyncio.gather(desk.task, return_exceptions=True)
+
+
+async def test_a_run_without_a_book_says_so(desk: Desk) -> None:
+    with pytest.raises(Unsupported, match="keeps no tokens"):
+        await desk.do(RevokeToken("user 0", "0badcafe"))

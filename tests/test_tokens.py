@@ -6,6 +6,7 @@ import math
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def _changed(held: bytes, **fields: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-BROKEN = {
+BROKEN: dict[str, Callable[[bytes], bytes]] = {
     "torn": lambda held: held[: len(held) // 2],
     "empty": lambda _: b"",
     "no-object": lambda _: b"[]",

@@ -19,19 +19,22 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
         raise click.BadParameter(str(error), context, option) from None
 
 
-@click.group(epilog=CODES)
+_HELP = """Issue, list and revoke tokens for the loopback address and the network.
+
+\b
+Scopes:
+  read             see everything, of all tenants
+  metrics          scrape /metrics and /metrics/dcgm
+  latency:TENANT   report the latency of that tenant
+  override         override how a tenant or a card is treated
+  admin            everything
+"""
+
+
+@click.group(help=_HELP, epilog=CODES)
 @common
 def token() -> None:
-    """Issue, list and revoke tokens for the loopback address and the network.
-
-    \b
-    Scopes:
-      read             see everything, of all tenants
-      metrics          scrape /metrics and /metrics/dcgm
-      latency:TENANT   report the latency of that tenant
-      override         override how a tenant or a card is treated
-      admin            everything
-    """
+    """Tokens."""
 
 
 @token.command(epilog=CODES)

@@ -49,6 +49,11 @@ class Sample(msgspec.Struct, frozen=True):
     def key(self) -> CauseKey:
         return (self.kind, self.subject)
 
+    @property
+    def ample(self) -> bool:
+        """Whether the value is under its marks by as much again as they are apart."""
+        return self.verdict is Verdict.CLEAR and self.error <= -1.5 * self.band
+
 
 def _band(high: float, clear: float) -> float:
     return 2 * (high - clear) / (high + clear)

@@ -5,6 +5,7 @@ import msgspec
 from gpuagent.decide.causes import CauseKey, Watch
 from gpuagent.decide.origins import Before, Origins
 from gpuagent.decide.pi import Past
+from gpuagent.decide.relief import Relief
 from gpuagent.decide.share import Grip
 from gpuagent.model.inventory import Subject, on_gpu, on_tenant
 from gpuagent.model.plan import Blocked, Cause
@@ -24,8 +25,8 @@ class Held(msgspec.Struct, frozen=True):
     """As it was when it last held."""
     knob: str
     grip: Grip
-    before: float = 0.0
-    """The cause's error (see `Sample`) when it was last cut from a share of 1."""
+    relief: Relief | None = None
+    """What came of it since it was last cut from a share of 1; None before."""
 
     @property
     def key(self) -> HeldKey:
@@ -62,6 +63,26 @@ class Futile(msgspec.Struct, frozen=True):
     knob: str
     until: float
     blocked: Blocked
+    cause: CauseKey
+    relief: Relief | None = None
+    """What has come of doing without it; None where nothing had come of using it yet."""
+
+    @property
+    def mark(self) -> tuple[str, str, str]:
+        """What it is that was let go, and for what kind of cause."""
+        return (self.name, self.kind, self.knob)
+
+    def after(self, error: float, at: float) -> "Futile":
+        """With a sample of its cause."""
+        if self.relief is None:
+            return self
+        # The worst stays what the level was when it was let go.
+        return msgspec.structs.replace(self, relief=self.relief.after(at, error, settled=True))
+
+    @property
+    def regretted(self) -> bool:
+        """Whether doing without it has made things worse."""
+        return self.relief is not None and self.relief.regretted
 
 
 class Memory(msgspec.Struct, frozen=True):

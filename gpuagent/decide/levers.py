@@ -35,7 +35,8 @@ class Levers:
         self._law = law
         self._cpu_busy = state.fresh(NODE_CPU_BUSY_RATIO, NODE)
         self._known = origins
-        self._futile = list(futile)
+        self._missed = {f.mark for f in futile if f.regretted}
+        self._futile = [f for f in futile if not f.regretted]
         self._measured: dict[str, Origins] = {}
         self._protected: dict[str, tuple[Tenant, ...]] = {}
         self._candidates: dict[CauseKey, list[Tenant]] = {}
@@ -112,7 +113,10 @@ class Levers:
             first = self._first_step(tenant, cause, knob)
             usable = any(s.blocked is None for s in self._make(first))
             if usable and self._useless(first) is None:
-                grip = Grip(floor=tenant.limits.min_share_ratio)
+                floor = tenant.limits.min_share_ratio
+                # What was let go of at its floor, and missed, goes back there at once.
+                missed = (tenant.name, cause.kind, knob.name) in self._missed
+                grip = Grip(floor=floor, eased=floor if missed else 1.0)
                 return msgspec.structs.replace(first, grip=grip)
         return None
 
@@ -132,13 +136,15 @@ class Levers:
         if why is not None:
             return why
         mark = (held.name, held.cause.kind, held.knob)
-        found = (f.blocked for f in self._futile if (f.name, f.kind, f.knob) == mark)
-        return next(found, None)
+        return next((f.blocked for f in self._futile if f.mark == mark), None)
 
     def give_up(self, held: Held, blocked: Blocked) -> None:
         """Remember that a lever was of no use for this kind of cause."""
         until = self._state.now.mono + self._law.ineffective_for
-        self._futile.append(Futile(held.name, held.cause.kind, held.knob, until, blocked))
+        relief = held.relief.let_go() if held.relief and blocked.result == "ineffective" else None
+        self._futile.append(
+            Futile(held.name, held.cause.kind, held.knob, until, blocked, held.cause_key, relief)
+        )
 
     def refusal(self, held: Held) -> Blocked | None:
         """Why it relieves nothing now, or why none of its settings can be made.

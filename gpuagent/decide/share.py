@@ -8,10 +8,9 @@ little more. Trouble that comes back doubles the pause, up to `probe_max`: near 
 is disturbed ever more rarely, and one whose trouble was passing is free again within a minute.
 
 Two more things are learnt. Trouble that comes back is met with the share that ended it the last
-time, in one step. And what the value came down to at that share tells a change of load from an effect
-of the lever: where it is lower by as much as its two marks are apart, though the tenant has no less
-share than then, the load is another; where trouble began says nothing of it any more, and the way
-back leads to 1. That is believed the later, the longer the pause has become.
+time, in one step. And where there is ample room, the value being under its marks by as much again as
+they are apart, the load has likely become another: then a step more is given whatever is remembered.
+If trouble comes of that, it was the lever that made the room, and the next time it is doubted longer.
 """
 
 from typing import Protocol
@@ -20,19 +19,17 @@ import msgspec
 
 from gpuagent.config import Backpressure
 
-_SHOWS_SECONDS = 15.0
+SHOWS_SECONDS = 15.0
 """Within this time what was done shows: readings are of the last ten seconds, and levers lag."""
-_BELIEVED = 6.0
-"""A lighter load is believed after this part of the pause: 5 s at first, 100 s in the end."""
+_DOUBT_SECONDS = 10.0
+"""How long ample room must have lasted at first: as long as readings look back."""
 
 
 class Value(Protocol):
     """What a cause is judged by: see `causes.Sample`."""
 
     @property
-    def error(self) -> float: ...
-    @property
-    def band(self) -> float: ...
+    def ample(self) -> bool: ...
 
 
 class Grip(msgspec.Struct, frozen=True):
@@ -46,11 +43,12 @@ class Grip(msgspec.Struct, frozen=True):
     """How long to stay under `trouble` before trying more; 0 before the first trouble."""
     eased: float = 1.0
     """Share at which trouble last ended."""
-    eased_at: float = float("-inf")
-    settled: float = 0.0
-    """The lowest error that was seen soon after that."""
-    lighter_since: float | None = None
-    """Since when the load has looked lighter than then; None while it does not."""
+    ample_since: float | None = None
+    """Since when there has been ample room; None while there is not."""
+    doubt: float = _DOUBT_SECONDS
+    """How long there must be before it is believed."""
+    by_room: bool = False
+    """Whether the last raise was made because of it."""
     calm: bool = True
     """Whether the cause has ended since the last cut."""
     cut_at: float = float("-inf")
@@ -74,16 +72,18 @@ def cut(grip: Grip, now: float, law: Backpressure, *, dwell: float) -> Grip:
     share = max(grip.floor, min(grip.share, 1.0) * law.cut)
     if relapse:
         share = max(grip.floor, min(share, grip.eased))
-    pause = grip.pause or law.probe_min
+    pause, doubt = grip.pause or law.probe_min, grip.doubt
     # Trouble that comes by itself says nothing against trying more.
-    if grip.pause and grip.share > grip.eased and now - grip.moved_at <= _SHOWS_SECONDS:
+    if grip.pause and grip.share > grip.eased and now - grip.moved_at <= SHOWS_SECONDS:
         pause = min(2 * grip.pause, law.probe_max)
+        doubt = min(2 * grip.doubt, law.probe_max) if grip.by_room else grip.doubt
     return Grip(
         floor=grip.floor,
         share=share,
         trouble=grip.share if relapse else grip.trouble,
         pause=pause if relapse else grip.pause,
         eased=grip.eased,
+        doubt=doubt if relapse else grip.doubt,
         calm=False,
         cut_at=now,
         moved_at=now,
@@ -110,48 +110,47 @@ def ease(
             grip,
             calm=True,
             eased=grip.share,
-            eased_at=now,
-            settled=0.0 if value is None else value.error,
-            lighter_since=None,
+            ample_since=None,
+            by_room=False,
             moved_at=now,
             floor_since=None,
         )
     if value is None:
         ceiling = 1.0
     else:
-        grip = _compared(grip, now, law, value)
+        grip = _with_room(grip, now, law, ample=value.ample)
         ceiling = max(grip.trouble - law.margin, grip.floor)
     waited = now - grip.moved_at
     if grip.share < ceiling:
         if waited < dwell:
             return grip
         return msgspec.structs.replace(
-            grip, share=min(ceiling, grip.share + law.recover), moved_at=now
+            grip, share=min(ceiling, grip.share + law.recover), moved_at=now, by_room=False
         )
     if grip.share >= 1.0 or waited < grip.pause:
         return grip
     share = min(1.0, grip.share + law.margin)
     return msgspec.structs.replace(
-        grip, share=share, trouble=min(1.0, share) + law.margin, moved_at=now
+        grip, share=share, trouble=min(1.0, share) + law.margin, moved_at=now, by_room=False
     )
 
 
-def _compared(grip: Grip, now: float, law: Backpressure, value: Value) -> Grip:
-    """With what the value says of the load, against what it came down to when trouble ended."""
-    if now - grip.eased_at <= _SHOWS_SECONDS:
-        settled = min(grip.settled, value.error)
-        return grip if settled == grip.settled else msgspec.structs.replace(grip, settled=settled)
-    if grip.share < grip.eased or value.error > grip.settled - value.band:
-        return grip if grip.lighter_since is None else _since(grip, None)
-    if grip.lighter_since is None:
+def _with_room(grip: Grip, now: float, law: Backpressure, *, ample: bool) -> Grip:
+    """A step more, whatever is remembered, once there has been ample room for long enough."""
+    if not ample:
+        return grip if grip.ample_since is None else _since(grip, None)
+    since = grip.ample_since
+    if since is None:
         return _since(grip, now)
-    if now - grip.lighter_since < grip.pause / _BELIEVED or grip.trouble > 1.0:
+    if grip.share >= 1.0 or now - max(since, grip.moved_at) < grip.doubt:
         return grip
-    return msgspec.structs.replace(grip, trouble=1.0 + law.margin)
+    share = min(1.0, grip.share + law.recover)
+    trouble = max(grip.trouble, min(share, 1.0) + law.margin)
+    return msgspec.structs.replace(grip, share=share, trouble=trouble, moved_at=now, by_room=True)
 
 
-def _since(grip: Grip, lighter: float | None) -> Grip:
-    return msgspec.structs.replace(grip, lighter_since=lighter)
+def _since(grip: Grip, ample: float | None) -> Grip:
+    return msgspec.structs.replace(grip, ample_since=ample)
 
 
 def judged(grip: Grip, now: float, at: float, *, over: bool) -> Grip:

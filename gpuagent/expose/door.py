@@ -113,7 +113,6 @@ class Guests(Generic[Who]):
         # What it has not taken of an answer is lost: closing would wait for it to be taken.
         cast(asyncio.Transport, transport).abort()
 
-
     def _forget(self, transport: asyncio.BaseTransport) -> None:
         self._silent.discard(transport)
         self._sockets.pop(transport, None)

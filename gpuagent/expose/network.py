@@ -214,7 +214,8 @@ class Network:
                 task.add_done_callback(self._greeted)
             else:
                 connection.close()
-            # Without this, a crowd that never ends would keep everything else from its turn.
+            # Without this, a crowd that never ends would keep everything else from its turn. It also
+            # lets the greeting begin: from then on the connection is closed with it, come what may.
             await asyncio.sleep(0)
 
     def _make_room(self, whose: str) -> None:
@@ -243,12 +244,8 @@ class Network:
                 ssl_shutdown_timeout=_GOODBYE_SECONDS,
             )
         except OSError:
-            connection.close()  # an SSLError and a TimeoutError are OSErrors as well
-        except asyncio.CancelledError:
-            connection.close()
-            raise
+            return  # an SSLError and a TimeoutError are OSErrors as well
         except Exception:  # noqa: BLE001 - the outermost frame: no connection ends the daemon
-            connection.close()
             _log.exception("a connection met a fault of the agent")
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gpuagent.lab.stats import Interval
 from gpuagent.lab.study import BASE, Report
-from gpuagent.lab.verdict import L3_GOAL, Check, Judgement, Met, Regime, Row, together
+from gpuagent.lab.verdict import L3_GOAL, MISSES_GOAL, Check, Judgement, Met, Regime, Row, together
 from gpuagent.log import printable
 from gpuagent.model.inventory import Level
 
@@ -43,7 +43,7 @@ def picture(report: Report) -> Group:
             parts += [Text(), *_swept(report, judgement.candidate)]
     if report.not_swept:
         left = ", ".join(report.not_swept)
-        parts += [Text(), Text(printable(f"Nothing here depends on: {left}."), style="dim")]
+        parts += [Text(), Text(printable(f"No run depends on: {left}."), style="dim")]
     parts += [Text(), *_conclusions(report)]
     return Group(*parts)
 
@@ -213,23 +213,49 @@ def sentences(report: Report, judgement: Judgement) -> Iterator[str]:
     name = judgement.candidate
     swept = [j for j in report.sweep if j.candidate == name]
     met = conclusion(report, name)
-    range_ = f"as modelled and in {len(swept)} variations" if swept else "as modelled; not swept"
+    range_ = f"as modelled and in {len(swept)} variations" if swept else "as modelled, not swept"
     if met == "yes":
         idle = [j.variation for j in swept if j.regime == "no lever acts"]
         harmless = f"; no harm where no lever acts ({', '.join(idle)})" if idle else ""
-        yield f"{name}: all goals are reached, {range_}{harmless}."
+        reached = "all goals are reached"
+        if judgement.regime != "levers act":
+            reached = f"{judgement.regime}, and it does no harm"
+        yield f"{name}: {reached}, {range_}{harmless}."
         return
     word = "not all goals are reached" if met == "no" else "it is not clear yet; take more seeds"
-    yield f"{name}: {word}, {range_}."
+    yield f"{name}: {word}; tried {range_}."
     for one in (judgement, *swept):
         if one.met != "yes":
-            yield f"  {one.variation}: {'; '.join(map(_short, _open(one.checks)))}"
+            yield f"  {one.variation}: {'; '.join([*map(_short, _open(one.checks)), *_why(report, one)])}"
     if judgement.met == "no":
         yield from _trade_off(report, judgement)
 
 
 def _open(checks: Iterable[Check]) -> list[Check]:
     return [c for c in checks if c.met != "yes"]
+
+
+def _why(report: Report, judgement: Judgement) -> Iterator[str]:
+    """What the runs say of the reason."""
+    key = (judgement.candidate, judgement.variation)
+    mine = [r for r in report.runs if (r.policy, r.variation) == key]
+    gone = sum(1 for r in mine if r.let_go)
+    if gone and judgement.regime == "levers act":
+        yield f"levers were let go as of no use in {gone} of {len(mine)} runs"
+    most = _most(report, judgement)
+    if most is not None and most[1] > MISSES_GOAL:
+        yield f"no policy tried does more for misses than {most[0]}, {100 * most[1]:+.0f} %"
+
+
+def _most(report: Report, judgement: Judgement) -> tuple[str, float] | None:
+    """The policy of the fewest misses in a variation, and what it changes of the baseline's."""
+    found = report.swept_rows.get(judgement.variation, report.rows)
+    against = [r for r in found if r.policy == judgement.against]
+    misses = [c for c in judgement.checks if c.name == "misses" and c.met == "no"]
+    if not against or not misses or not _misses(against[0]):
+        return None
+    fewest = min(found, key=_misses)
+    return fewest.policy, _misses(fewest) / _misses(against[0]) - 1.0
 
 
 def _short(check: Check) -> str:

@@ -99,7 +99,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     swept_rows: Mapping[str, tuple[Row, ...]]
     """By variation: what each judgement rests on."""
     not_swept: tuple[str, ...]
-    """Variations that change nothing in this scenario."""
+    """Variations that change nothing in this scenario, or no run of the first seed."""
     edges: tuple[float, ...] = EDGES
     points: int = POINTS
     curves: tuple[Curve, ...]
@@ -179,9 +179,12 @@ class Study:
         first = [*self._jobs(BASE, self._members, self._seeds), *self._pilots()]
         most = len(first) + self._later_count()
         found = pool.play(first, lambda done, _: progress(done, most))
-        later = list(self._later(found))
-        found += pool.play(later, lambda done, _: progress(len(first) + done, most))
-        return self._report(found)
+        swept, idle = self._sorted(found)
+        found = [run for run in found if run.variation not in idle]
+        later = [job for variation in swept for job in self._later(variation, found)]
+        every = len(first) + len(later)
+        found += pool.play(later, lambda done, _: progress(len(first) + done, every))
+        return self._report(found, swept, idle)
 
     # -- which runs ----------------------------------------------------------------------------------
 
@@ -216,12 +219,25 @@ class Study:
         each = len(self._judged()) + min(_SHORTLIST, len(self._statics))
         return each * len(self._swept[1:]) * len(self._sweep())
 
-    def _later(self, pilots: Sequence[Run]) -> Iterator[Job]:
-        for variation in self._sweep():
-            seen = by_policy(r for r in pilots if r.variation == variation)
-            listed = set(self._shortlist(seen))
-            members = [m for m in self._members if m.name in listed]
-            yield from self._jobs(variation, [*self._judged(), *members], self._swept[1:])
+    def _sorted(self, pilots: Sequence[Run]) -> tuple[list[str], list[str]]:
+        """Variations in which anything is otherwise, and those in which no run of a seed is."""
+        seeds = self._swept[:1]
+        known = {r.policy: r for r in pilots if r.variation == BASE and r.seed in seeds}
+        other = {
+            run.variation
+            for run in pilots
+            if run.variation != BASE
+            and msgspec.structs.replace(run, variation=BASE) != known.get(run.policy)
+        }
+        swept = [v for v in self._sweep() if v in other]
+        return swept, [v for v in self._sweep() if v not in other]
+
+    def _later(self, variation: str, pilots: Sequence[Run]) -> list[Job]:
+        """What is left to run after one seed: static shares only where they may be the best."""
+        seen = by_policy(r for r in pilots if r.variation == variation)
+        listed = set(self._shortlist(seen))
+        members = [m for m in self._members if m.name in listed]
+        return self._jobs(variation, [*self._judged(), *members], self._swept[1:])
 
     def _shortlist(self, seen: Runs) -> list[str]:
         """The static shares that may turn out the best of a variation, by its first seed."""
@@ -240,9 +256,11 @@ class Study:
 
     # -- what comes of them --------------------------------------------------------------------------
 
-    def _report(self, runs: Sequence[Run]) -> Report:
+    def _report(
+        self, runs: Sequence[Run], variations: Sequence[str], idle: Sequence[str]
+    ) -> Report:
         base = by_policy(r for r in runs if r.variation == BASE)
-        swept = {v: by_policy(r for r in runs if r.variation == v) for v in self._sweep()}
+        swept = {v: by_policy(r for r in runs if r.variation == v) for v in variations}
         table = rows(base, self._free)
         statics = [r for r in table if r.policy in self._statics]
         best = best_static(statics)
@@ -261,7 +279,7 @@ class Study:
             judgements=self._judgements(BASE, base),
             sweep=tuple(j for v, mine in swept.items() for j in self._judgements(v, mine)),
             swept_rows={v: rows(mine, self._free) for v, mine in swept.items()},
-            not_swept=self._not_swept if self._swept else (),
+            not_swept=(*idle, *self._not_swept) if self._swept else (),
             curves=tuple(_curve(name, mine.values()) for name, mine in base.items()),
             runs=tuple(map(_figures, runs)),
         )

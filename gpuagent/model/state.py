@@ -68,6 +68,7 @@ EVENT_KINDS = (
     "l1-card-limited",
     "ledger-damaged",
     "lever-let-go",
+    "lever-missed",
     "no-lever-left",
     "override-dropped",
     "override-expired",

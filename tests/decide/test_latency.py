@@ -405,3 +405,51 @@ def test_a_replay_decides_the_same(law: Law, script: list[tuple[float | None, in
     first = replay(w.frames, [policy])
     assert first == replay(decode(encode(w.frames)), [policy])
     assert first[-1] == merge(w.decision.settings, w.state)
+
+
+# -- what is learnt of a lever -----------------------------------------------------------------------
+
+
+def test_under_its_mark_nothing_more_is_taken() -> None:
+    w = world(tenant("train"))
+    w.latencies["chat"] = 0.12
+    w.run(8)
+    held = w.share("train")
+    assert held < 1.0
+    w.latencies["chat"] = 0.085  # between the marks: the cause goes on
+    w.run(120)
+    assert w.decision.causes
+    assert w.share("train") == held
+    assert "lever-let-go" not in w.events
+
+
+@LAWS
+def test_a_lever_that_helps_but_not_enough_is_not_let_go(law: Law) -> None:
+    w = world(tenant("train"), law=law)
+    drive(w, 300, alone=0.14, each=0.2)
+    assert w.share("train") == pytest.approx(0.2)
+    assert "lever-let-go" not in w.events
+
+
+@LAWS
+def test_a_lever_that_does_nothing_is_let_go_and_not_missed(law: Law) -> None:
+    w = world(tenant("train"), law=law)
+    drive(w, 300, alone=0.2, each=0.0)
+    assert w.share("train") == 1.0
+    assert w.events.count("lever-let-go") == 1
+    assert "lever-missed" not in w.events
+
+
+@LAWS
+def test_a_lever_that_is_missed_is_used_again_at_once(law: Law) -> None:
+    """Cut before the trouble was there to be seen, it seems to do nothing, until it is let go."""
+    w = world(tenant("train"), law=law)
+    for second in range(400):
+        heavier = 0.0 if second < 100 else 0.08
+        w.latencies["chat"] = 0.095 + heavier * (w.share("train") - 0.2)
+        w.step()
+    assert "lever-let-go" in w.events
+    after = w.events[w.events.index("lever-let-go") :]
+    assert "lever-missed" in after
+    assert w.share("train") == pytest.approx(0.2)
+    assert after.count("lever-let-go") == 1, "and kept from then on"

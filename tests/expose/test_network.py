@@ -379,6 +379,8 @@ async def test_the_end_closes_everything(scene: Scene, pair: Pair) -> None:
         await asyncio.open_connection("127.0.0.1", port)
     stuck.close()
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 # -- a real Prometheus -----------------------------------------------------------------------------------------

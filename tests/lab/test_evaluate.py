@@ -28,7 +28,18 @@ from gpuagent.sim.scenario import Scenario
 from tests.lab.made import LEVELS
 
 SECONDS = 120.0
-CO_LOCATION = scenario.named("co-location")
+_SHIPPED = scenario.named("co-location")
+CO_LOCATION = msgspec.structs.replace(
+    _SHIPPED,
+    timeline=(),
+    tenants=tuple(
+        msgspec.structs.replace(t, set={"rate": 45.0}, objective=scenario.Objective(0.1))
+        if t.name == "chat"
+        else t
+        for t in _SHIPPED.tenants
+    ),
+)
+"""With a load that is always high."""
 
 
 def member(name: str) -> Member:

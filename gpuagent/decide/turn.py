@@ -1,0 +1,374 @@
+"""One decision of the backpressure policy in the making: who is cut, who is let go, and what is said."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from gpuagent.config import Backpressure as Law
+from gpuagent.decide import pi, share
+from gpuagent.decide.causes import CauseKey, Sample, Watch
+from gpuagent.decide.held import CARD, Futile, Held, Memory
+from gpuagent.decide.ladder import is_last_rung
+from gpuagent.decide.levers import Levers
+from gpuagent.decide.origins import Before, relied_on, with_those_held
+from gpuagent.decide.relief import Relief
+from gpuagent.decide.share import Grip
+from gpuagent.decide.sustained import Verdict
+from gpuagent.model.inventory import Level, Subject
+from gpuagent.model.plan import Blocked, Cause, Hold, Setting
+from gpuagent.model.state import Event, NodeState
+from gpuagent.model.vocab import KNOB
+
+_ALERTS = frozenset({"no-lever-left", "lever-let-go", "l1-card-limited"})
+
+
+class Turn:
+    """One decision in the making: the memory, opened up to be changed, against one state."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        memory: Memory,
+        *,
+        samples: dict[CauseKey, Sample],
+        law: Law,
+        power_dwell: float,
+    ) -> None:
+        self.events: list[Event] = []
+        self._state = state
+        self._samples = samples
+        self._now = state.now.mono
+        self._law = law
+        self._power_dwell = power_dwell
+        futile = [self._watched(f) for f in memory.futile if f.until > self._now]
+        origins = with_those_held(memory.origins, memory.before, state)
+        self._levers = Levers(state, law, origins=origins, futile=futile)
+        # What only would have been done, or has all been put back since, is no hold.
+        kept = memory.held if memory.acts == state.acts else ()
+        self._held = {h.key: self._floored(h) for h in kept if self._levers.exists(h)}
+        self._cut_at = dict(memory.cut_at) if memory.acts == state.acts else {}
+        self._pasts = dict(memory.pasts) if memory.acts == state.acts else {}
+        self._helpless = set(memory.helpless)
+        self._blocked: list[Setting] = []
+
+    def _watched(self, futile: Futile) -> Futile:
+        """With what has come of doing without the lever; said where it is missed."""
+        sample = self._samples.get(futile.cause)
+        if sample is None or not self._state.acts:
+            return futile
+        now = futile.after(sample.error, sample.at)
+        if now.regretted:
+            text = f"{now.knob} of {now.name} is used again: without it, {sample.why}"
+            self.events.append(Event("lever-missed", self._now, text, sample.subject))
+        return now
+
+    def _floored(self, held: Held) -> Held:
+        """With the floor that the tenant has now, which a reload may have raised."""
+        if held.tenant == CARD:
+            return held
+        floor = self._levers.tenants[held.tenant].limits.min_share_ratio
+        if floor == held.grip.floor:
+            return held
+        grip = msgspec.structs.replace(
+            held.grip, floor=floor, share=max(held.grip.share, floor), floor_since=None
+        )
+        return msgspec.structs.replace(held, grip=grip)
+
+    # -- while a cause holds -------------------------------------------------------------------------
+
+    def press(self, cause: Cause) -> None:
+        """Let go of what does not help; then cut the first that can be, as the law says."""
+        key = (cause.kind, cause.subject)
+        contributing = {t.name for t in self._levers.candidates(cause)}
+        for held in self._mine(key):
+            current = msgspec.structs.replace(held, cause=cause)
+            self._put(current)
+            if held.tenant != CARD and held.tenant not in contributing:
+                self._ease(current, known=True)
+            else:
+                self._review(current)
+        if self._law.control == "pi":
+            cut = self._regulate(key, contributing, self._offers(cause), ended=False)
+        else:
+            cut = self._cut_in_time(key, self._offers(cause))
+        if cut:
+            self._helpless.discard(key)
+        elif cut is not None and not self._mine(key):
+            self._say_helpless(cause)
+        for held in self._mine(key):
+            self._judge(held)
+        self._blocked += self._levers.obstacles(cause, self._held)
+
+    def _judge(self, held: Held) -> None:
+        """Count the time for which a lever at its floor has not eased its cause.
+
+        Where there is no further rung to try, a part of the way counts as relief too: letting go
+        of what helps, though not enough, would make things worse.
+        """
+        if held.grip.calm:
+            return
+        sample, relief = self._samples[held.cause_key], held.relief
+        over = sample.verdict is Verdict.HIGH
+        if relief is not None:
+            settled = held.grip.at_floor and self._now - held.grip.moved_at > share.SHOWS_SECONDS
+            relief = relief.after(sample.at, sample.error, settled=settled)
+            last = held.tenant != CARD and is_last_rung(held.knob, held.cause.kind)
+            over = over and not (last and relief.plain)
+        grip = share.judged(held.grip, self._now, sample.at, over=over)
+        self._put(msgspec.structs.replace(held, grip=grip, relief=relief))
+
+    def _mine(self, key: CauseKey) -> list[Held]:
+        return [h for h in self._held.values() if h.cause_key == key]
+
+    def _cut_in_time(self, key: CauseKey, offers: Iterable[Held]) -> bool | None:
+        """Cut once per dwell, for what was measured since, while that is over its mark.
+
+        None where there is nothing to cut for now.
+        """
+        last, sample = self._cut_at.get(key, float("-inf")), self._samples[key]
+        early = self._now - last < self._law.dwell or sample.at <= last
+        if early or sample.verdict is not Verdict.HIGH:
+            return None
+        if not any(self._cut(held) for held in offers):
+            return False
+        self._cut_at[key] = self._now
+        return True
+
+    def _review(self, held: Held) -> None:
+        """Let go of a lever that cannot be pulled, or that has had its time at the floor."""
+        refusal = self._levers.refusal(held)
+        if refusal is not None:
+            self._give_up(held, refusal)
+        elif self._state.acts and share.overdue(held.grip, self._now, self._law):
+            box = f"{self._law.time_box:.0f} s at its floor did not ease this: {held.cause.why}"
+            self._give_up(held, Blocked("ineffective", box))
+
+    def _give_up(self, held: Held, blocked: Blocked) -> None:
+        del self._held[held.key]
+        self._levers.give_up(held, blocked)
+        self._begin_anew(held.cause_key)  # with the next lever
+        if self._state.acts:
+            text = f"{held.knob} of {held.name} let go as {blocked.result}: {blocked.why}"
+            self._event("lever-let-go", text, held.cause)
+
+    def _offers(self, cause: Cause) -> Iterator[Held]:
+        """The levers that may be cut for a cause, in order; the last resort for heat is the card."""
+        trying = False
+        for tenant in self._levers.candidates(cause):
+            held = self._held.get((tenant.name, cause.kind, cause.subject))
+            held = held or self._levers.grasp(tenant, cause)
+            if held is not None:
+                trying = True
+                yield held
+                if not self._state.acts:
+                    return  # whether the next would be needed, the first cannot show here
+        # After a start it takes seconds until the levers on tenants are known: the card, which is
+        # everybody's, waits for them.
+        early = self._now - cause.since < self._power_dwell
+        if cause.kind == "temperature" and not trying and not early:
+            held = self._held.get((CARD, cause.kind, cause.subject))
+            held = held or self._levers.grasp_card(cause)
+            if held is not None:
+                yield held
+
+    def _cut(self, held: Held) -> bool:
+        """Cut one lever; False if it is at its floor, waits for its dwell, or is only observed."""
+        first = held.grip.share >= 1.0
+        if not first and not self._state.acts:
+            return False
+        dwell = self._power_dwell if held.tenant == CARD else self._law.dwell
+        grip = share.cut(held.grip, self._now, self._law, dwell=dwell)
+        if grip == held.grip:
+            return False
+        self._grip(held, grip)
+        return True
+
+    # -- by the law `pi` -----------------------------------------------------------------------------
+
+    def _regulate(
+        self, key: CauseKey, names: set[str], offers: Iterable[Held], *, ended: bool
+    ) -> bool | None:
+        """One step on the tenants of these names that are held for a cause, or on one of `offers`.
+
+        Takes from the first that has something, gives to the last of the lowest level first. None
+        where nothing was to be taken, else whether something was.
+        """
+        if not self._mine(key):
+            self._begin_anew(key)
+        sample = self._samples[key]
+        past, change = pi.step(self._pasts.get(key, pi.Past()), sample.at, sample.error, self._law)
+        self._pasts[key] = past
+        taken = any(self._move(held, change) for held in offers) if change < 0 else None
+        if change > 0:
+            mine = [h for h in self._mine(key) if h.tenant in names]
+            any(self._move(held, change) for held in self._most_important_first(mine))
+        for held in (h for h in self._mine(key) if h.tenant in names):
+            self._put(msgspec.structs.replace(held, grip=pi.told(held.grip, ended=ended)))
+        return taken
+
+    def _begin_anew(self, key: CauseKey) -> None:
+        """As if the value had been at the middle of its marks; no sample counts twice all the same."""
+        self._pasts[key] = pi.Past(self._pasts.get(key, pi.Past()).at)
+
+    def _move(self, held: Held, change: float) -> bool:
+        """Change a tenant's share; False if it is at the end of its range, or only observed."""
+        if held.tenant == CARD:
+            return self._cut(held)
+        if held.grip.share < 1.0 and not self._state.acts:
+            return False
+        grip = pi.moved(held.grip, change, self._now)
+        if grip is held.grip:
+            return False
+        moved = self._gripped(held, pi.told(grip, ended=False))
+        if pi.untouched(held.grip):  # it may be free for a second at any time, which is no news
+            self._say_held(moved)
+        return True
+
+    def _most_important_first(self, these: Iterable[Held]) -> list[Held]:
+        """Who was last to be cut comes first; a card, which is everybody's, is none of them."""
+        latest_first = [h for h in these if h.tenant != CARD][::-1]
+        return sorted(latest_first, key=lambda h: self._levers.tenants[h.tenant].level)
+
+    def _relax(self, key: CauseKey) -> None:
+        """Go on after the cause has ended, until all that was taken is given back."""
+        order = self._most_important_first(self._mine(key))
+        names = {h.tenant for h in order}
+        self._regulate(key, names, [h for h in reversed(order) if h.grip.share < 1.0], ended=True)
+        for held in self._mine(key):
+            if held.tenant == CARD:
+                continue
+            if not self._state.acts:
+                del self._held[held.key]
+            elif pi.forgotten(held.grip):
+                del self._held[held.key]
+                self._say_released(held)
+
+    # -- when it has ended ---------------------------------------------------------------------------
+
+    def ease(self, active: set[CauseKey]) -> None:
+        """Let go, step by step, of what is held for causes that have ended or are unknown."""
+        regulated = set()
+        for held in list(self._held.values()):
+            key = held.cause_key
+            known = key in self._samples and self._state.tenants_known
+            if key in active:
+                continue
+            if known and self._law.control == "pi" and held.tenant != CARD:
+                regulated.add(key)
+            # A card that cannot be read is held where it is (DESIGN 2).
+            elif known or held.tenant != CARD:
+                self._ease(held, known=known)
+        for key in sorted(regulated):
+            self._relax(key)
+        self._helpless &= active
+
+    def _ease(self, held: Held, *, known: bool) -> None:
+        dwell = self._power_dwell if held.tenant == CARD else self._law.dwell
+        value = self._samples.get(held.cause_key) if known else None
+        grip = share.ease(held.grip, self._now, self._law, dwell=dwell, value=value)
+        if not self._state.acts or share.forgotten(grip, self._now, self._law):
+            del self._held[held.key]
+        else:
+            self._grip(held, grip)
+
+    # -- what comes of it ----------------------------------------------------------------------------
+
+    def settings(self) -> tuple[Setting, ...]:
+        wished = [s for h in self._held.values() for s in self._levers.settings(h)]
+        known = {s.key for s in wished}
+        return (*wished, *(s for s in self._blocked if s.key not in known))
+
+    def _put(self, held: Held) -> None:
+        self._held[held.key] = held
+
+    def _grip(self, held: Held, grip: Grip) -> None:
+        """Hold it like this, and say where that begins or ends."""
+        now = self._gripped(held, grip)
+        if held.grip.share >= 1.0 > grip.share:
+            self._say_held(now)
+        elif held.grip.share < 1.0 <= grip.share:
+            self._say_released(now)
+
+    def _gripped(self, held: Held, grip: Grip) -> Held:
+        begins = held.grip.share >= 1.0 > grip.share
+        sample = self._samples.get(held.cause_key)
+        relief = held.relief
+        if begins and sample is not None:
+            relief = Relief.begun(sample.at, sample.error)
+        now = msgspec.structs.replace(held, grip=grip, relief=relief)
+        self._put(now)
+        return now
+
+    def holds(self) -> tuple[Hold, ...]:
+        """Of each tenant and card the tightest grip."""
+        tightest: dict[Subject, Held] = {}
+        for held in self._held.values():
+            known = tightest.get(held.who)
+            if known is None or held.grip.share < known.grip.share:
+                tightest[held.who] = held
+        return tuple(
+            Hold(
+                subject=who,
+                share=held.grip.share,
+                rung=KNOB[held.knob].family if held.grip.share < 1.0 else "",
+                cause=held.cause.kind,
+                why=held.why,
+                settings=tuple(s.key for s in self._levers.settings(held)),
+            )
+            for who, held in tightest.items()
+        )
+
+    def memory(self, watch: Watch) -> Memory:
+        in_use = [
+            place
+            for held in self._held.values()
+            if held.tenant != CARD and held.grip.share < 1.0
+            for place in self._levers.places(held.tenant)
+        ]
+        now = Before.of(self._state)
+        return Memory(
+            watch=watch,
+            acts=self._state.acts,
+            held=tuple(self._held.values()),
+            origins=relied_on(self._levers.origins, (*in_use, *now.held), self._now),
+            before=now,
+            futile=self._levers.futile,
+            cut_at={
+                k: t
+                for k, t in self._cut_at.items()
+                if k in self._samples or self._now - t < self._law.dwell
+            },
+            pasts={k: p for k, p in self._pasts.items() if k in self._samples},
+            helpless=tuple(self._helpless),
+        )
+
+    # -- what is said --------------------------------------------------------------------------------
+
+    def _say_helpless(self, cause: Cause) -> None:
+        key = (cause.kind, cause.subject)
+        if key not in self._helpless:
+            self._helpless.add(key)
+            self._event("no-lever-left", f"nothing can be held back for this: {cause.why}", cause)
+
+    def _say_held(self, held: Held) -> None:
+        cause = held.cause
+        kind, verb = ("held-back", "is") if self._state.acts else ("would-hold-back", "would be")
+        self._event(kind, f"{held.knob} of {held.name} {verb} cut: {cause.why}", cause)
+        if held.tenant != CARD:
+            return
+        for tenant in self._state.inventory.on_card(cause.subject.gpu):
+            if tenant.level is Level.L1:  # its card is limited for heat only, and never silently
+                text = (
+                    f"the power limit of a card of {tenant.name} (L1) {verb} lowered: {cause.why}"
+                )
+                self._event(
+                    "l1-card-limited" if self._state.acts else "would-limit-l1-card", text, cause
+                )
+
+    def _say_released(self, held: Held) -> None:
+        text = f"{held.knob} of {held.name}: it is held back no longer"
+        self._event("released", text, held.cause)
+
+    def _event(self, kind: str, text: str, cause: Cause) -> None:
+        alert = kind in _ALERTS
+        self.events.append(Event(kind, self._now, text, cause.subject, cause.numbers, alert))
