@@ -10,7 +10,7 @@ from gpuagent.decide.causes import CauseKey, Sample, Watch
 from gpuagent.decide.held import CARD, Futile, Held, Memory
 from gpuagent.decide.ladder import is_last_rung
 from gpuagent.decide.levers import Levers
-from gpuagent.decide.origins import Before, relied_on, with_those_held
+from gpuagent.decide.origins import WINDOW_SECONDS, Before, relied_on, with_those_held
 from gpuagent.decide.relief import Relief
 from gpuagent.decide.share import Grip
 from gpuagent.decide.sustained import Verdict
@@ -153,10 +153,15 @@ class Turn:
 
     def _offers(self, cause: Cause) -> Iterator[Held]:
         """The levers that may be cut for a cause, in order; the last resort for heat is the card."""
-        trying = False
+        trying, waits_for = False, Level.L1
         for tenant in self._levers.candidates(cause):
+            if tenant.level < waits_for:
+                return
             held = self._held.get((tenant.name, cause.kind, cause.subject))
             held = held or self._levers.grasp(tenant, cause)
+            if held is None and self._now - tenant.since < WINDOW_SECONDS:
+                # What it uses is not known yet: nobody more important is held in its place.
+                waits_for = max(waits_for, tenant.level)
             if held is not None:
                 trying = True
                 yield held

@@ -6,6 +6,7 @@ with the same seed and variation see the same arrivals, whatever the policy.
 
 import asyncio
 import bisect
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -310,7 +311,8 @@ class Pool:
 
     def play(self, jobs: Sequence[Job], progress: Progress = lambda _done, _all: None) -> list[Run]:
         """All of them, in their own order. Raises Failed for the first that breaks."""
-        futures = [self._executor.submit(play, job) for job in jobs]
+        with _uninterrupted():
+            futures = [self._executor.submit(play, job) for job in jobs]
         waiting: set[Future[Run]] = set(futures)
         while waiting:
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
@@ -327,6 +329,19 @@ def _raise(job: Job, future: Future[Run]) -> None:
         raise error
     if error is not None:
         raise Failed(f"{job.label}: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An interrupt waits until all workers have begun: half of one could not be ended.
+
+    They inherit it, so that an interrupt from the terminal is not for them from the start.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin_worker() -> None:

@@ -444,8 +444,8 @@ def test_a_lever_that_does_nothing_is_let_go_and_not_missed(law: Law) -> None:
 def test_a_lever_that_is_missed_is_used_again_at_once(law: Law) -> None:
     """Cut before the trouble was there to be seen, it seems to do nothing, until it is let go."""
     w = world(tenant("train"), law=law)
-    for second in range(400):
-        heavier = 0.0 if second < 100 else 0.08
+    for second in range(900):
+        heavier = 0.0 if second < 400 else 0.08
         w.latencies["chat"] = 0.095 + heavier * (w.share("train") - 0.2)
         w.step()
     assert "lever-let-go" in w.events
@@ -453,3 +453,15 @@ def test_a_lever_that_is_missed_is_used_again_at_once(law: Law) -> None:
     assert "lever-missed" in after
     assert w.share("train") == pytest.approx(0.2)
     assert after.count("lever-let-go") == 1, "and kept from then on"
+
+
+def test_batch_is_not_held_in_the_place_of_best_effort_that_has_only_just_come() -> None:
+    w = world(tenant("batch", Level.L2), law=Law())
+    w.latencies["chat"] = 0.2
+    late = msgspec.structs.replace(tenant("train"), since=w.now)
+    w.tenants = (*w.tenants, late)  # and nobody knows yet what it uses
+    w.run(8)
+    assert w.share("batch") == 1.0
+    w.uses("train", cores=2.0)
+    w.run(4)
+    assert w.share("train") < w.share("batch") == 1.0
