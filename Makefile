@@ -26,8 +26,16 @@ $(TOOLS)/.ready: .ci/setup
 	touch $@
 
 .PHONY: demo
-demo: $(READY) ## the daemon on a fake driver with a scripted load: a live table for one minute
+demo: $(READY) ## the agent on a simulated host beside the same host without it: a live table for one minute
+	$(PY) -m gpuagent demo $(DEMO)
+
+.PHONY: demo-host
+demo-host: $(READY) ## the real daemon on a fake driver and real cgroups: growth, heat, kill -9, all put back
 	$(PY) -m tests.demo $(DEMO)
+
+.PHONY: evaluate
+evaluate: $(READY) ## the agent against other policies on the simulated host; report and plots in build/evaluate
+	$(PY) -m gpuagent evaluate --out build/evaluate $(EVALUATE)
 
 .PHONY: test
 test: setup lint types ## lint, types and all fast tests; under 10 minutes on two cores
