@@ -4,11 +4,14 @@ import re
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from gpuagent.cli.main import COMMANDS
-from tests.expose.full import emitted, full
+from gpuagent.model.plan import Snapshot
+from tests.expose.full import BROKEN, emitted, full
 from tests.expose.scene import Scene, serving
 from tests.prometheus import NONE_HERE, PROMETHEUS, PROMTOOL, metrics_in, watching
 
@@ -47,13 +50,20 @@ def test_each_alert_is_shown_to_fire() -> None:
     assert len(set(alerts())) == len(alerts())
 
 
+async def evaluated(snapshot: Snapshot, folder: Path) -> list[dict[str, Any]]:
+    """The rules, as a real Prometheus that watches this host has evaluated them."""
+    scene = Scene(snapshot)
+    scene.access_now = BROKEN
+    async with serving(scene) as (server, _):
+        assert server.metrics_port is not None
+        async with watching(server.metrics_port, folder, RULES) as prometheus:
+            return await prometheus.rules()
+
+
 @pytest.mark.skipif(PROMETHEUS is None, reason=NONE_HERE)
 async def test_prometheus_runs_them_and_their_texts_have_values(tmp_path: Path) -> None:
     known = {"up", *emitted()}
-    async with serving(Scene(full(time.time()))) as (server, _):
-        assert server.metrics_port is not None
-        async with watching(server.metrics_port, tmp_path, RULES) as prometheus:
-            rules = await prometheus.rules()
+    rules = await evaluated(full(time.time()), tmp_path)
     assert [r["name"] for r in rules] == alerts()
     active = {r["name"]: r["alerts"] for r in rules if r["alerts"]}
     for rule in rules:
@@ -81,7 +91,27 @@ async def test_prometheus_runs_them_and_their_texts_have_values(tmp_path: Path) 
         "GpuagentMemoryCauseLong",
         "GpuagentHeatLong",
         "GpuagentRowRemapFailed",
+        "GpuagentLatencyMissed",
+        "GpuagentNothingToHoldBack",
+        "GpuagentListenerTrouble",
+        "GpuagentTokensUnusable",
     } <= set(active)
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason=NONE_HERE)
+async def test_none_is_raised_for_a_simulated_host(tmp_path: Path) -> None:
+    snapshot = full(time.time())
+    posture = msgspec.structs.replace(snapshot.posture, simulated=True)
+    rules = await evaluated(msgspec.structs.replace(snapshot, posture=posture), tmp_path)
+    assert [r["name"] for r in rules] == alerts()
+    assert [r["name"] for r in rules if r["alerts"]] == []
+
+
+def test_each_metric_is_asked_for_without_the_mark_of_simulation() -> None:
+    text = RULES.read_text(encoding="utf-8")
+    for rule in re.findall(r"^ +expr: (.*?)^ +for:", text, re.MULTILINE | re.DOTALL):
+        for metric, labels in re.findall(r"\b(gpuagent_\w+)(\{[^}]*\})?", rule):
+            assert 'simulated="' in labels, (metric, rule)
 
 
 def test_what_to_do_names_commands_that_exist() -> None:

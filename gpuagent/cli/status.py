@@ -1,11 +1,17 @@
 """`gpuagent status` and `gpuagent tenants`: what there is and how it fares."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import click
 
 from gpuagent.cli.client import Client, Document
 from gpuagent.cli.exits import CODES, Exit, Failure
+from gpuagent.cli.latency import against, at, known, latency
 from gpuagent.cli.options import Options, common
 from gpuagent.cli.show import UNKNOWN, amount, emit, listed, say, seconds, table
+
+Answer = TypeVar("Answer")
 
 
 @click.command(epilog=CODES)
@@ -15,10 +21,11 @@ def status() -> None:
     options = Options.current()
     client = Client(options.socket)
     node, health = client.get("/v1/node"), client.get("/v1/health")
-    gpus = _or_none(client, "/v1/gpus")
+    gpus = _or_none(lambda: client.get("/v1/gpus"))
     if options.json:
         emit({"node": node, "health": health, "gpus": gpus})
         return
+    rows = _or_none(lambda: list(client.items("/v1/tenants")))
     _say_node(node, health)
     _say_health(health)
     if gpus is None:
@@ -26,12 +33,13 @@ def status() -> None:
     elif gpus["items"]:
         say()
         _say_cards(gpus["items"])
+    _say_latencies([row for row in rows or () if known(row)])
 
 
-def _or_none(client: Client, target: str) -> Document | None:
-    """The document, or None where this user may not see it."""
+def _or_none(read: Callable[[], Answer]) -> Answer | None:
+    """What `read` gives, or None where this user may not see it."""
     try:
-        return client.get(target)
+        return read()
     except Failure as failure:
         if failure.code is not Exit.FORBIDDEN:
             raise
@@ -40,7 +48,8 @@ def _or_none(client: Client, target: str) -> Document | None:
 
 def _say_node(node: Document, health: Document) -> None:
     doing = "acting" if node["acts"] else "changing nothing"
-    say(f"gpuagent {node['version']}, mode {node['mode']}, {doing}")
+    simulated = "SIMULATED HOST, " if node["simulated"] else ""
+    say(f"gpuagent {node['version']}, {simulated}mode {node['mode']}, {doing}")
     if health["passive_why"]:
         say(f"  why: {health['passive_why']}")
     if node["released"]:
@@ -110,6 +119,19 @@ def _say_cards(cards: list[Document]) -> None:
             )
         )
     table(("Card", "Name", "Busy", "Memory", "Power", "Heat", "Tenants"), rows)
+
+
+def _say_latencies(rows: list[Document]) -> None:
+    """Those over their objective come first, those without a known latency or objective last."""
+    if not rows:
+        return
+    say()
+    rows.sort(key=lambda row: (-(against(row) or 0.0), row["name"]))
+    table(
+        ("Tenant", "Level", "Latency", "At"),
+        ((row["name"], row["level"], latency(row), at(row)) for row in rows),
+    )
+    say("Latency is against its objective; ! is over it.")
 
 
 def _of(unit: str, part: float | None, whole: float | None) -> str:

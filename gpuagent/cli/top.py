@@ -61,6 +61,7 @@ def top(interval: float) -> None:
                 "health": told.health,
                 "gpus": told.gpus,
                 "tenants": told.tenants,
+                "overrides": told.overrides,
             }
         )
     elif sys.stdin.isatty() and sys.stdout.isatty():
@@ -77,7 +78,9 @@ def ask(client: Client, chosen: str = "") -> Told:
     node, health = client.get("/v1/node"), client.get("/v1/health")
     gpus = _allowed(lambda: tuple(client.get("/v1/gpus")["items"]))
     tenants = _allowed(lambda: tuple(client.items("/v1/tenants")))
-    return Told(node, health, gpus, tenants, _explained(client, chosen) if chosen else None)
+    overrides = _allowed(lambda: tuple(client.items("/v1/overrides")))
+    why = _explained(client, chosen) if chosen else None
+    return Told(node, health, gpus, tenants, why, overrides)
 
 
 def _allowed(read: Callable[[], tuple[Document, ...]]) -> tuple[Document, ...] | None:

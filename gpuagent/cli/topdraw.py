@@ -3,14 +3,16 @@
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, set_cell_size
 
 from gpuagent.cli.client import Document
+from gpuagent.cli.latency import at, known, latency, over
+from gpuagent.cli.override import value_of
 from gpuagent.cli.screen import Line, Style
 from gpuagent.cli.show import UNKNOWN, amount, listed, seconds
-from gpuagent.cli.topview import SORTS, Told, View, shown
+from gpuagent.cli.topview import SORTS, Sort, Told, View, shown
 from gpuagent.log import printable
 
 _CARD_FRACTION = 4
@@ -101,7 +103,7 @@ def _head(view: View, told: Told | None, trouble: str, columns: int) -> Iterator
         yield Line("gpuagent", "head")
     else:
         yield from _summary(told)
-        for text in _complaints(told)[:_TROUBLES]:
+        for text in _few(_complaints(told)):
             yield Line(text, "bad")
     if trouble:
         yield from (Line(x, "bad") for x in _wrapped(trouble, columns)[:_TROUBLES])
@@ -112,8 +114,11 @@ def _head(view: View, told: Told | None, trouble: str, columns: int) -> Iterator
 def _summary(told: Told) -> Iterator[Line]:
     node = told.node
     doing = "acting" if node["acts"] else "changing nothing"
-    at = time.strftime("%H:%M:%S", time.localtime(node["taken_at"]))
-    yield Line(f"gpuagent {node['version']}   mode {node['mode']}, {doing}   {at}", "head")
+    clock = time.strftime("%H:%M:%S", time.localtime(node["taken_at"]))
+    simulated = "SIMULATED HOST   " if node["simulated"] else ""
+    yield Line(
+        f"gpuagent {node['version']}   {simulated}mode {node['mode']}, {doing}   {clock}", "head"
+    )
     yield Line(
         f"Cards {_count(node['gpus'])}, {amount('watts', node['gpu_power_watts'])}   "
         f"Tenants {_count(node['tenants'])}, held back {_held_back(node)}   "
@@ -143,7 +148,17 @@ def _complaints(told: Told) -> list[str]:
         found.append(f"Configuration: {health['config_error'].splitlines()[0]}")
     down = [s for s in health["sensors"] if s["up"] is False]
     found += [f"Sensor {s['name']}: {s['why']}" for s in down]
-    return found + [f"Card {g['index']} cannot be read: {g['why']}" for g in health["blind"]]
+    found += [f"Card {g['index']} cannot be read: {g['why']}" for g in health["blind"]]
+    amiss = [one for one in health["listeners"] if one["why"] or not one["up"]]
+    found += [f"Listener {x['name']}: {x['why'] or 'it is not open'}" for x in amiss]
+    return found + ([f"Tokens: {health['tokens_why']}"] if health["tokens_why"] else [])
+
+
+def _few(complaints: list[str]) -> list[str]:
+    if len(complaints) <= _TROUBLES:
+        return complaints
+    first = complaints[: _TROUBLES - 1]
+    return [*first, f"... and {len(complaints) - len(first)} more; `gpuagent status` tells all"]
 
 
 # -- tables --------------------------------------------------------------------------------------------
@@ -156,36 +171,65 @@ class _Column:
     right: bool = False
 
 
+_MODEL = _Column("Name", 20)
 _CARD_COLUMNS = (
     _Column("Card", 4),
-    _Column("Name", 20),
+    _MODEL,
     _Column("Busy", 5, right=True),
     _Column("Memory", 15, right=True),
     _Column("Power", 10, right=True),
     _Column("Heat", 5, right=True),
     _Column("Tenants", 0),
 )
+_NAME = _Column("Tenant", 16)
+_MEMORY, _CORES = _Column("GPU mem", 9, right=True), _Column("Cores", 5, right=True)
 _TENANT_COLUMNS = (
-    _Column("Tenant", 18),
+    _NAME,
     _Column("Lvl", 3),
+    _Column("Class", 9),
     _Column("Share", 5, right=True),
+    _Column("Latency", 12, right=True),
     _Column("Cards", 7),
-    _Column("GPU mem", 9, right=True),
-    _Column("Cores", 5, right=True),
+    _MEMORY,
+    _CORES,
     _Column("Procs", 5, right=True),
     _Column("Held back for", 0),
 )
+_GIVES_WAY = ("Procs", "Cores", "Cards", "GPU mem")
+"""Where the screen is narrow, the first of these goes first. The table of cards has who is on which."""
+_SORTED_BY: dict[Sort, _Column] = {"memory": _MEMORY, "cores": _CORES}
+"""A column that is sorted by stays."""
+_CURSOR = 2
+_REASON = 17
+"""Cells that "Held back for" is to have at least: "memory (cpu_max)", "override to 50 %"."""
 
 
-def _row(columns: Sequence[_Column], cells: Sequence[str], width: int) -> str:
-    """One row. What the screen has beyond 80 columns goes to the names, up to as much again."""
-    names = next(c for c in columns if c.width >= 18)
-    spare = max(0, min(width - 80, names.width))
+def _columns(sort: Sort, width: int) -> tuple[_Column, ...]:
+    """Those of the tenants that a screen of this width has room for.
+
+    Of what it has beyond all of them the names get half, up to as much again; the reason has the rest.
+    """
+    columns = list(_TENANT_COLUMNS)
+    left = width - _CURSOR - _REASON - sum(c.width for c in columns) - (len(columns) - 1)
+    for title in _GIVES_WAY:
+        column = next(c for c in columns if c.title == title)
+        if left < 0 and column is not _SORTED_BY.get(sort):
+            columns.remove(column)
+            left += column.width + 1
+    return _widened(columns, _NAME, left // 2)
+
+
+def _widened(columns: Sequence[_Column], one: _Column, cells: int) -> tuple[_Column, ...]:
+    """With that one wider by so many cells, at most by as much again."""
+    wider = replace(one, width=one.width + max(0, min(cells, one.width)))
+    return tuple(wider if c is one else c for c in columns)
+
+
+def _row(columns: Sequence[_Column], cells: Sequence[str]) -> str:
     parts = []
     for column, cell in zip(columns, cells, strict=True):
-        room = column.width + (spare if column is names else 0)
-        text = fit(cell, room) if room else printable(cell)
-        gap = " " * (room - cell_len(text))
+        text = fit(cell, column.width) if column.width else printable(cell)
+        gap = " " * (column.width - cell_len(text))
         parts.append(gap + text if column.right else text + gap)
     return " ".join(parts)
 
@@ -198,11 +242,11 @@ def _cards(page: _Page, told: Told, *, most: int) -> None:
     if not told.gpus:
         page.add("There are no cards.")
         return
-    titles = [c.title for c in _CARD_COLUMNS]
-    page.add(_row(_CARD_COLUMNS, titles, page.columns), "head")
+    columns = _widened(_CARD_COLUMNS, _MODEL, page.columns - 80)
+    page.add(_row(columns, [c.title for c in columns]), "head")
     fit_in = most if len(told.gpus) <= most else most - 1
     for card in told.gpus[:fit_in]:
-        page.add(_row(_CARD_COLUMNS, _card(card), page.columns), "bad" if card["blind"] else "")
+        page.add(_row(columns, _card(card)), "bad" if card["blind"] else "")
     if len(told.gpus) > fit_in:
         page.add(f"... and {len(told.gpus) - fit_in} more; `gpuagent status` lists all")
 
@@ -210,7 +254,8 @@ def _cards(page: _Page, told: Told, *, most: int) -> None:
 def _card(card: Document) -> tuple[str, ...]:
     read = {r["name"]: r["value"] for r in card["readings"] if r["labels"] == {"gpu": card["uuid"]}}
     memory = amount("bytes", read.get("gpu_memory_used_bytes")).removesuffix(" GiB")
-    power = amount("watts", read.get("gpu_power_watts")).removesuffix(" W")
+    drawn = read.get("gpu_power_watts")
+    power = amount("watts", None if drawn is None else round(drawn)).removesuffix(" W")
     return (
         str(card["index"]),
         card["name"],
@@ -237,32 +282,48 @@ def _tenants(page: _Page, view: View, told: Told, *, most: int, choose: bool = T
         return
     room = max(1, most)
     start = max(0, min(view.place - room // 2, len(rows) - room))
-    titles = [c.title for c in _TENANT_COLUMNS]
-    page.add("  " + _row(_TENANT_COLUMNS, titles, page.columns), "head")
+    columns = _columns(view.sort, page.columns)
+    page.add("  " + _row(columns, [c.title for c in columns]), "head")
     for row in rows[start : start + room]:
         chosen = choose and row["name"] == view.selected
-        text = _row(_TENANT_COLUMNS, _tenant(row), page.columns)
-        page.add(("> " if chosen else "  ") + text, "chosen" if chosen else "")
+        cells = _tenant(row, told.override_on(row["name"]))
+        text = _row(columns, [cells[c.title] for c in columns])
+        style: Style = "chosen" if chosen else "bad" if over(row) else ""
+        page.add(("> " if chosen else "  ") + text, style)
 
 
-def _tenant(row: Document) -> tuple[str, ...]:
-    held = row["held_back"]
-    return (
-        row["name"],
-        row["level"],
-        amount("ratio", row["share_ratio"]),
-        listed(row["gpus"]),
-        amount("bytes", row["gpu_memory_bytes"]),
-        amount("", row["cpu_cores"]),
-        str(row["processes"]),
-        "" if held is None else _held(held),
-    )
+def _tenant(row: Document, override: Document | None) -> dict[str, str]:
+    """Its cells, by title."""
+    return {
+        "Tenant": row["name"],
+        "Lvl": row["level"],
+        "Class": row["kind"] or "unsure",
+        "Share": amount("ratio", row["share_ratio"]),
+        "Latency": latency(row),
+        "Cards": listed(row["gpus"]),
+        "GPU mem": amount("bytes", row["gpu_memory_bytes"]),
+        "Cores": amount("", row["cpu_cores"]),
+        "Procs": str(row["processes"]),
+        "Held back for": _held(row["held_back"], override),
+    }
 
 
-def _held(held: Document) -> str:
-    """Such as "memory (cpu_max)"; with what became of it first where that is no holding back."""
+def _held(held: Document | None, override: Document | None) -> str:
+    """Such as "memory (cpu_max)"; with what became of it first where that is no holding back.
+
+    Of an override how it is to be treated, as that may be to be left alone.
+    """
+    if override is not None:
+        what, effect = f"override to {value_of(override)}", override["effect"]
+        return what if effect in _IN_FORCE else f"{effect or 'decided'}: {what}"
+    if held is None:
+        return ""
     what = f"{held['cause']} ({held['rung']})"
     return what if held["in_force"] else f"{held['effect'] or 'decided'}: {what}"
+
+
+_IN_FORCE = ("applied", "in flight", "pending")
+"""Effects of an override that is so, or is being made so."""
 
 
 # -- why -----------------------------------------------------------------------------------------------
@@ -293,6 +354,10 @@ def _reasons(why: Document) -> Iterator[str]:
         yield f"Held back to {share} for {held['cause']}{effect}: {held['why']}"
     else:
         yield "Not held back" + ("" if row["may_be_held_back"] else ", and will not be")
+    yield from map(_ordered, why["overrides"])
+    if known(row):
+        missed = ", which is over its objective" if over(row) else ""
+        yield f"Latency at {at(row)}, of its objective: {latency(row)}{missed}"
     for cause in why["causes"]:
         yield f"Cause {cause['kind']}, for {seconds(cause['held_seconds'])}: {cause['why']}"
     for knob in sorted(why["knobs"], key=lambda k: k["original"] is None):
@@ -306,6 +371,17 @@ def _reasons(why: Document) -> Iterator[str]:
     for seat in why["seats"]:
         if seat["refusal"]:
             yield f"Cannot be held through {seat['path']}: {seat['refusal']}"
+
+
+def _ordered(override: Document) -> str:
+    """What somebody has ordered for the tenant or for a card of it, and what became of that."""
+    whose = f"card {override['gpu']} to " if override["gpu"] else "to "
+    effect = override["effect"] or "nothing has come of it yet"
+    hindered = f" ({override['effect_why']})" if override["effect_why"] else ""
+    return (
+        f"Override {override['name']} of {override['by']}: {whose}{value_of(override)}, "
+        f"{seconds(override['remaining_seconds'])} more: {effect}{hindered}; {override['why']}"
+    )
 
 
 def _foot(view: View) -> str:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpuagent.cli.client import Document
+from gpuagent.cli.latency import against
 from gpuagent.log import printable
 
-Sort = Literal["name", "level", "share", "memory", "cores"]
-SORTS: tuple[Sort, ...] = ("name", "level", "share", "memory", "cores")
+Sort = Literal["name", "level", "share", "latency", "memory", "cores"]
+SORTS: tuple[Sort, ...] = ("name", "level", "share", "latency", "memory", "cores")
 
 _PAGE = 10
 
@@ -23,6 +24,11 @@ class Told:
     tenants: tuple[Document, ...] | None
     explanation: Document | None = None
     """Of the tenant that was chosen when it was asked."""
+    overrides: tuple[Document, ...] | None = None
+
+    def override_on(self, tenant: str) -> Document | None:
+        """The override on this tenant, if there is one that this user may see."""
+        return next((x for x in self.overrides or () if x["tenant"] == tenant), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,8 @@ def _rank(row: Document, sort: Sort) -> tuple[bool, float]:
     match sort:
         case "share":
             value, sign = row["share_ratio"], 1
+        case "latency":
+            value, sign = against(row), -1  # who misses its objective most comes first
         case "memory":
             value, sign = row["gpu_memory_bytes"], -1
         case "cores":

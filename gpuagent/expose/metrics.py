@@ -23,35 +23,45 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from gpuagent.expose import dcgm
+from gpuagent.expose.access import Access
+from gpuagent.expose.labels import Labels, Names
 from gpuagent.expose.picture import share_left, tight
-from gpuagent.model.inventory import Inventory, Subject, on_tenant
+from gpuagent.model.inventory import on_tenant
 from gpuagent.model.plan import Snapshot
 from gpuagent.model.state import ACTION_RESULTS
 from gpuagent.model.text import quantile_text, wire
-from gpuagent.model.vocab import KNOBS, SIGNALS, On, Signal
+from gpuagent.model.vocab import KNOBS, SIGNALS, On
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _PREFIX = "gpuagent_"
 _FAST_GZIP = 1
 REUSED_SECONDS = 1.0
 
-Labels = dict[str, str]
-
 
 class Exposition:
     """The text of /metrics and /metrics/dcgm, never rendered on the loop's thread."""
 
     def __init__(
-        self, version: str, hostname: str = "", *, now: Callable[[], float] = time.monotonic
+        self,
+        version: str,
+        hostname: str = "",
+        *,
+        now: Callable[[], float] = time.monotonic,
+        access: Callable[[], Access] = Access,
     ) -> None:
         """`hostname` is the label of dcgm-exporter's; empty for this host's own name.
 
-        `now` is monotonic seconds.
+        `now` is monotonic seconds. `access` is asked on the loop's thread.
         """
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metrics")
         name = hostname or os.uname().nodename
-        self._own = _Page(self._thread, lambda snapshot: render(snapshot, version), now)
-        self._dcgm = _Page(self._thread, lambda snapshot: dcgm.render(snapshot, name), now)
+
+        def own(snapshot: Snapshot) -> Callable[[], bytes]:
+            ways = access()
+            return lambda: render(snapshot, version, ways)
+
+        self._own = _Page(self._thread, own, now)
+        self._dcgm = _Page(self._thread, lambda s: lambda: dcgm.render(s, name), now)
 
     async def text(self, snapshot: Snapshot, *, zipped: bool = False) -> bytes:
         """The exposition of `snapshot`, or of one told a moment ago, in format 0.0.4.
@@ -73,8 +83,12 @@ class _Page:
     """A text made of a snapshot, plain and zipped: one at most in `REUSED_SECONDS`."""
 
     def __init__(
-        self, thread: Executor, draw: Callable[[Snapshot], bytes], now: Callable[[], float]
+        self,
+        thread: Executor,
+        draw: Callable[[Snapshot], Callable[[], bytes]],
+        now: Callable[[], float],
     ) -> None:
+        """`draw` gives the work to be done in `thread`."""
         self._thread = thread
         self._draw = draw
         self._now = now
@@ -88,7 +102,7 @@ class _Page:
     async def text(self, snapshot: Snapshot, *, zipped: bool) -> bytes:
         async with self._one_at_a_time:
             if self._outdated_by(snapshot):
-                self._plain = await self._run(lambda: self._draw(snapshot))
+                self._plain = await self._run(self._draw(snapshot))
                 self._zipped = b""
                 self._of = snapshot
                 self._until = self._now() + REUSED_SECONDS
@@ -106,10 +120,10 @@ class _Page:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def render(snapshot: Snapshot, version: str) -> bytes:
+def render(snapshot: Snapshot, version: str, access: Access = Access()) -> bytes:
     """The exposition of `snapshot`, and the agent's own CPU time, memory and open files."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(SnapshotCollector(snapshot, version))
+    registry.register(SnapshotCollector(snapshot, version, access))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
@@ -143,9 +157,10 @@ class Family:
 class SnapshotCollector(Collector):
     """All families of one snapshot, which no one changes while they are read."""
 
-    def __init__(self, snapshot: Snapshot, version: str) -> None:
+    def __init__(self, snapshot: Snapshot, version: str, access: Access = Access()) -> None:
         self._snapshot = snapshot
         self._version = version
+        self._access = access
         self._names = Names(snapshot.state.inventory)
         # No real host's series has this label: nothing simulated can be taken for one of them.
         self._mark = {"simulated": "true"} if snapshot.posture.simulated else {}
@@ -157,6 +172,7 @@ class SnapshotCollector(Collector):
             *self._knobs(),
             *self._decisions(),
             *self._agent(),
+            *self._ways_in(),
             *self._sensors(),
         ):
             if family:
@@ -314,6 +330,23 @@ class SnapshotCollector(Collector):
             events.add({"kind": kind}, count)
         return actions, outside, events
 
+    def _ways_in(self) -> Iterable[Family]:
+        up = Family("listener_up", "1 while the agent listens there, else 0.")
+        faulty = Family(
+            "listener_faulty",
+            "1 while something is amiss with a listener, open or not; /v1/health says what.",
+        )
+        for one in self._access.listeners:
+            labels = {"listener": one.name}
+            up.add(labels, float(one.up))
+            faulty.add(labels, float(bool(one.why) or not one.up))
+        unusable = _alone(
+            "tokens_unusable",
+            "1 while the file of tokens cannot be used, so that none is valid, else 0.",
+            bool(self._access.tokens_why),
+        )
+        return up, faulty, unusable
+
     def _sensors(self) -> Iterable[Family]:
         up = Family("sensor_up", "1 if the last reading succeeded, 0 if not.")
         success = Family("sensor_last_success_timestamp_seconds", "When a reading last succeeded.")
@@ -336,54 +369,3 @@ def _alone(name: str, text: str, value: float, kind: str = "gauge") -> Family:
     family = Family(name, text, kind)
     family.add({}, float(value))
     return family
-
-
-class Names:
-    """Labels of what is measured. The index is for people, the UUID for joins."""
-
-    def __init__(self, inventory: Inventory) -> None:
-        self._cards: dict[str, Labels] = {}
-        self._slices: dict[str, Labels] = {}
-        for card in inventory.gpus or ():
-            self._cards[card.uuid] = {"gpu": str(card.index), "uuid": card.uuid}
-            for part in card.mig:
-                self._slices[part.uuid] = {**self._cards[card.uuid], "mig": part.uuid}
-        self._tenants = {
-            t.name: {"tenant": wire(t.name), "level": t.level.name} for t in inventory.tenants or ()
-        }
-
-    def of_card(self, uuid: str) -> Labels:
-        """Labels of a card; one that has left the inventory keeps its UUID."""
-        return self._cards.get(uuid, {"gpu": "", "uuid": uuid})
-
-    def of_tenant(self, name: str) -> Labels:
-        return self._tenants.get(name, {"tenant": wire(name), "level": ""})
-
-    def of_subject(self, subject: Subject) -> Labels:
-        on = subject.on
-        if on is On.GPU:
-            return self.of_card(subject.gpu)
-        if on is On.MIG:
-            return self._slices.get(subject.gpu, {"gpu": "", "uuid": "", "mig": subject.gpu})
-        if on is On.TENANT:
-            return self.of_tenant(subject.tenant)
-        if on is On.TENANT_GPU:
-            return {**self.of_tenant(subject.tenant), **self.of_card(subject.gpu)}
-        if on is On.CGROUP:
-            return {**self.of_tenant(subject.tenant), "cgroup": wire(subject.cgroup)}
-        return {}
-
-    def of_held(self, subject: Subject) -> Labels:
-        """Labels of a tenant or a card, the same for either: what does not apply is empty."""
-        tenant = self.of_tenant(subject.tenant) if subject.tenant else {"tenant": "", "level": ""}
-        return {**tenant, **self.of_card(subject.gpu)}
-
-    def of_target(self, subject: Subject) -> Labels:
-        """Labels of what a knob turns, the same for all: what does not apply is empty."""
-        return {**self.of_held(subject), "cgroup": wire(subject.cgroup)}
-
-    def of_reading(self, signal: Signal, subject: Subject, dims: tuple[str, ...]) -> Labels:
-        labels = self.of_subject(subject)
-        if not signal.dims:
-            return labels
-        return {**labels, **dict(zip(signal.dims, map(wire, dims), strict=False))}

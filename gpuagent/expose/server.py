@@ -87,7 +87,9 @@ class Server:
         self._tokens = NoTokens() if tokens is None else tokens
         self._tell = tell
         self._idle_seconds = idle_seconds
-        self._exposition = Exposition(told.version, now=lambda: told.clock.now().mono)
+        self._exposition = Exposition(
+            told.version, now=lambda: told.clock.now().mono, access=told.access
+        )
         self._listening = contextlib.ExitStack()
         self._rooms: list[tuple[web.AppRunner, Door]] = []
         self._started = False

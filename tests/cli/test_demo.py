@@ -1,6 +1,7 @@
 """`gpuagent demo`: what it prints, what it takes, and that its addresses answer while it runs."""
 
 import http.client
+import io
 import json
 import re
 import socket
@@ -95,7 +96,7 @@ def test_it_answers_while_it_runs_and_says_that_it_is_simulated() -> None:
 
 def test_the_picture_fits_and_shows_what_matters() -> None:
     snapshot = full.full()
-    console = Console(width=80, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+    console = Console(width=80, record=True, file=io.StringIO())
     tenants = snapshot.state.inventory.tenants or ()
     beside = {tenants[0].name: Beside(Objective(0.1), 0.08, 0.15)}
     console.print(picture(snapshot, beside, elapsed=10.0, seconds=600.0))

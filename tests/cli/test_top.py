@@ -3,13 +3,14 @@
 import json
 import re
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gpuagent.cli.client import Client
+from gpuagent.cli.client import Client, Document
 from gpuagent.cli.exits import Exit
 from gpuagent.cli.top import ask
 from gpuagent.cli.topdraw import lines
@@ -133,9 +134,9 @@ def test_a_busy_host_at_80_by_24(told: dict[str, Told]) -> None:
         "0    NVIDIA H100 80GB HB~  75 %   70.0/80.0 GiB  510/700 W  71 C serve, train"
     )
     assert drawn[7:10] == [
-        "  Tenant             Lvl Share Cards     GPU mem Cores Procs Held back for",
-        "  serve              L1  100 % 0               -     -     1",
-        "> train              L3   49 % 0        60.0 GiB   1.5     2 memory (cpu_max)",
+        "  Tenant           Lvl Class     Share      Latency   GPU mem Held back for",
+        "  serve            L1  unsure    100 %            -         -",
+        "> train            L3  unsure     49 %            -  60.0 GiB memory (cpu_max)",
     ]
     assert drawn[11] == "Why train (L3, best effort: held back first)"
     assert drawn[12] == "Held back to 49 % for memory: cut twice"
@@ -150,6 +151,10 @@ def test_what_was_not_measured_is_a_dash(told: dict[str, Told]) -> None:
     assert picture(told["unread"])[1].startswith("Cards -, -   Tenants -,")
 
 
+def test_a_fraction_of_a_watt_takes_no_room_from_the_limit(told: dict[str, Told]) -> None:
+    assert any(" 510/600 W  71 C" in line for line in picture(told["full"]))
+
+
 def test_what_is_wrong_is_said(told: dict[str, Told]) -> None:
     assert "Sensor nvml: no driver is loaded" in picture(told["empty"])
     assert "There are no cards." in picture(told["empty"])
@@ -162,6 +167,149 @@ def test_what_is_wrong_is_said(told: dict[str, Told]) -> None:
     assert any("train" in line for line in gone), "the last picture stays"
     assert picture(None, trouble="No answer")[:2] == ["gpuagent", "No answer"]
     assert "The display is frozen; p lets it go on." in picture(told["busy"], View(paused=True))
+
+
+# -- latency, class, overrides, simulation -----------------------------------------------------------------
+
+
+def row(name: str = "serve", **changes: object) -> Document:
+    base: Document = {
+        "name": name,
+        "level": "L1",
+        "kind": "",
+        "may_be_held_back": True,
+        "share_ratio": 1.0,
+        "held_back": None,
+        "processes": 1,
+        "gpus": [0],
+        "gpu_memory_bytes": 60 << 30,
+        "cpu_cores": 1.5,
+        "latency_seconds": None,
+        "latency_objective_seconds": None,
+        "latency_quantile": 0.99,
+    }
+    return {**base, **changes}
+
+
+def table(seen: Told, *rows: Document, columns: int = 80, **changes: Any) -> list[str]:
+    """The lines that begin with the names of these rows, and before them the titles."""
+    told = replace(seen, tenants=rows, **changes)
+    drawn = picture(told, View(), columns=columns)
+    top = next(i for i, text in enumerate(drawn) if text.startswith("  Tenant"))
+    return drawn[top : top + 1 + len(rows)]
+
+
+def test_a_latency_stands_against_its_objective(told: dict[str, Told]) -> None:
+    slow = row("slow", latency_seconds=0.12, latency_objective_seconds=0.1, kind="interactive")
+    fine = row("well", latency_seconds=0.093, latency_objective_seconds=0.1, kind="inference")
+    mute = row("x", latency_objective_seconds=1.5)
+    assert table(told["busy"], slow, fine, mute) == [
+        "  Tenant           Lvl Class     Share      Latency   GPU mem Held back for",
+        "> slow             L1  interact~ 100 %  120/100 ms!  60.0 GiB",
+        "  well             L1  inference 100 %    93/100 ms  60.0 GiB",
+        "  x                L1  unsure    100 %      -/1.5 s  60.0 GiB",
+    ]
+
+
+def test_who_misses_its_objective_stands_out(told: dict[str, Told]) -> None:
+    slow = row("slow", latency_seconds=0.12, latency_objective_seconds=0.1)
+    seen = replace(told["busy"], tenants=(row("a"), slow))
+    drawn = lines(View(selected="a"), seen, "", 80, 24)
+    assert [x.style for x in drawn if x.text.startswith("  slow")] == ["bad"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "gone"),
+    [
+        (80, {"Cards", "Cores", "Procs"}),
+        (89, {"Cores", "Procs"}),
+        (95, {"Procs"}),
+        (99, set()),
+        (160, set()),
+    ],
+)
+def test_what_is_least_needed_gives_way_on_a_narrow_screen(
+    columns: int, gone: set[str], told: dict[str, Told]
+) -> None:
+    head = table(told["busy"], row(), columns=columns)[0]
+    every = {"Tenant", "Lvl", "Class", "Share", "Latency", "Cards", "Cores", "Procs", "GPU", "mem"}
+    assert every - set(head.split()) == gone
+    assert head.endswith("Held back for")
+
+
+def test_what_is_sorted_by_is_shown(told: dict[str, Told]) -> None:
+    for sort, title in (("cores", "Cores"), ("memory", "GPU mem"), ("latency", "Latency")):
+        view = View(sort=cast("Sort", sort))
+        assert [x for x in picture(told["busy"], view) if title in x and "Held back for" in x]
+        assert max(map(len, picture(told["busy"], view))) <= 80
+
+
+def test_an_override_is_seen_in_the_table_and_in_the_reasons(told: dict[str, Told]) -> None:
+    item = {
+        "name": "quiet",
+        "tenant": "train",
+        "gpu": None,
+        "share_ratio": 1.0,
+        "power_limit_watts": None,
+        "remaining_seconds": 3000.0,
+        "by": "root",
+        "why": "a demo",
+        "effect": "applied",
+        "effect_why": "it is left alone",
+    }
+    cooled = {**item, "name": "cool", "tenant": None, "gpu": "GPU-0", "power_limit_watts": 250}
+    train = row("train", level="L3")
+    assert table(told["busy"], train, overrides=(cooled, item))[1].endswith(" override to 100 %")
+    waits = {**item, "share_ratio": 0.5, "effect": None}
+    waiting = table(told["busy"], train, columns=120, overrides=(waits,))[1]
+    assert waiting.endswith(" decided: override to 50 %")
+    assert "override" not in table(told["busy"], row(), overrides=(cooled, item))[1]
+    why = {**(told["busy"].explanation or {}), "overrides": [item, cooled]}
+    drawn = picture(
+        replace(told["busy"], explanation=why), View(selected="train", why=True), columns=160
+    )
+    assert (
+        "Override quiet of root: to 100 %, 50 min more: applied (it is left alone); a demo" in drawn
+    )
+    assert any(x.startswith("Override cool of root: card GPU-0 to 250 W, 50 min") for x in drawn)
+
+
+def test_the_latency_is_among_the_reasons(told: dict[str, Told]) -> None:
+    drawn = picture(told["full"], View(selected="train", why=True), rows=40)
+    assert "Latency at p99, of its objective: 1/2 s" in drawn
+
+
+def test_a_simulated_host_is_marked_as_such(told: dict[str, Told]) -> None:
+    seen = told["busy"]
+    assert not any("SIMULATED" in x for x in picture(seen))
+    simulated = replace(seen, node={**seen.node, "simulated": True})
+    for columns in (40, 80):
+        assert picture(simulated, columns=columns)[0].startswith(
+            "gpuagent 1.2.3   SIMULATED HOST   "
+        )
+
+
+def test_listeners_and_tokens_in_trouble_are_told(told: dict[str, Told]) -> None:
+    listeners = [
+        {"name": "unix", "address": "/s", "up": True, "why": ""},
+        {"name": "network", "address": ":1", "up": True, "why": "its certificate is bad"},
+        {"name": "loopback", "address": ":2", "up": False, "why": ""},
+    ]
+    seen = told["busy"]
+    health = {**seen.health, "listeners": listeners, "tokens_why": "the file is damaged"}
+    drawn = picture(replace(seen, health=health))
+    assert drawn[2:5] == [
+        "Listener network: its certificate is bad",
+        "Listener loopback: it is not open",
+        "Tokens: the file is damaged",
+    ]
+    health["sensors"] = [{"name": "gpus", "up": False, "why": "gone"}]
+    drawn = picture(replace(seen, health=health))
+    assert drawn[2:5] == [
+        "Sensor gpus: gone",
+        "Listener network: its certificate is bad",
+        "... and 2 more; `gpuagent status` tells all",
+    ]
 
 
 def test_help_names_every_key(told: dict[str, Told]) -> None:
@@ -185,11 +333,19 @@ def test_the_filter_shows_some(told: dict[str, Told]) -> None:
     )
 
 
+LATENCIES = {
+    "serve": {"latency_seconds": 0.12, "latency_objective_seconds": 0.1},
+    "train": {"latency_seconds": 9.0, "latency_objective_seconds": 5.0},
+}
+
+
 @pytest.mark.parametrize("sort", SORTS)
 def test_each_order_has_the_unknown_last(sort: Sort, told: dict[str, Told]) -> None:
     seen = told["busy"]
     rows = seen.tenants or ()
+    rows = tuple({**r, **LATENCIES[r["name"]]} for r in rows)
     unknown = {**rows[0], "name": "a", "gpu_memory_bytes": None, "cpu_cores": None, "level": "L3"}
+    unknown["latency_seconds"] = None
     more = {**rows[0], "name": "z", "gpu_memory_bytes": 80 << 30, "cpu_cores": 9.0, "level": "L2"}
     order = [r["name"] for r in shown(View(sort=sort), Told({}, {}, (), (*rows, unknown, more)))]
     assert (
@@ -198,6 +354,7 @@ def test_each_order_has_the_unknown_last(sort: Sort, told: dict[str, Told]) -> N
             "name": ["a", "serve", "train", "z"],
             "level": ["serve", "z", "a", "train"],
             "share": ["train", "a", "serve", "z"],
+            "latency": ["train", "serve", "z", "a"],
             "memory": ["z", "train", "a", "serve"],
             "cores": ["z", "train", "a", "serve"],
         }[sort]
@@ -243,7 +400,7 @@ def test_without_a_terminal_it_prints_once() -> None:
     with agent(snapshots.busy()) as path:
         done = run("--socket", path, "top")
     assert done.exit_code == 0, done.output
-    assert "  train              L3   49 %" in done.stdout
+    assert "  train            L3  unsure     49 %" in done.stdout
     assert "q quit" not in done.stdout
     assert "\x1b" not in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
@@ -260,7 +417,7 @@ def test_json_is_one_object() -> None:
     with agent(snapshots.busy()) as path:
         done = run("--socket", path, "top", "--json")
     found = json.loads(done.stdout)
-    assert set(found) == {"node", "health", "gpus", "tenants"}
+    assert set(found) == {"node", "health", "gpus", "tenants", "overrides"}
     assert [t["name"] for t in found["tenants"]] == ["serve", "train"]
     assert [g["index"] for g in found["gpus"]] == [0, 1]
 

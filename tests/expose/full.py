@@ -3,13 +3,18 @@
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from gpuagent.expose import dcgm, metrics
+from gpuagent.expose.access import Access
+from gpuagent.expose.views import ListenerView
 from gpuagent.model import vocab
 from gpuagent.model.inventory import (
     NODE,
     Gpu,
     Inventory,
     Level,
+    Limits,
     MigInstance,
     Subject,
     on_cgroup,
@@ -50,13 +55,26 @@ VALUES = {
     vocab.GPU_PCIE_REPLAYS: 3,
 }
 """Of the first card; what is not here is 1."""
+OBJECTIVES_SECONDS = {"serve": 0.5, "train": 2.0}
+"""Of the latency, which is 1 s: one is missed and one is met."""
+BROKEN = Access(
+    listeners=(
+        ListenerView("unix", "/run/gpuagent/gpuagent.sock", up=True, why=""),
+        ListenerView("network", "[::]:9486", up=False, why="its certificate cannot be used"),
+    ),
+    tokens_why="no token is valid: the file of tokens is damaged",
+)
+"""A listener that is closed, and a file of tokens that cannot be used."""
 CLOCKS_HERTZ = {"graphics": 1.98e9, "sm": 1.755e9, "memory": 2.619e9}
 
 
 def full(wall: float = snapshots.WALL) -> Snapshot:
     """Two cards, the second partitioned by MIG, and a tenant of each level on the first."""
     people = tuple(
-        snapshots.tenant(name, level=level, path=f"/system.slice/{name}.service")
+        msgspec.structs.replace(
+            snapshots.tenant(name, level=level, path=f"/system.slice/{name}.service"),
+            limits=Limits(latency_slo_seconds=OBJECTIVES_SECONDS.get(name)),
+        )
         for name, level in (("serve", Level.L1), ("batch", Level.L2), ("train", Level.L3))
     )
     state = NodeState(
@@ -97,7 +115,7 @@ def full(wall: float = snapshots.WALL) -> Snapshot:
 def emitted() -> set[str]:
     """Names of all series that our two pages for Prometheus have."""
     snapshot = full()
-    text = metrics.render(snapshot, "1") + dcgm.render(snapshot, "node1")
+    text = metrics.render(snapshot, "1", BROKEN) + dcgm.render(snapshot, "node1")
     return set(re.findall(r"^([a-zA-Z_]\w*)", text.decode(), re.MULTILINE))
 
 

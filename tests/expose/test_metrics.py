@@ -22,7 +22,7 @@ from gpuagent.model.plan import LoopStats, Posture, Snapshot
 from gpuagent.model.state import ACTION_RESULTS, Instant, NodeState, Reading, Result
 from gpuagent.model.vocab import KNOBS, SIGNALS
 from tests.expose import snapshots
-from tests.expose.full import full
+from tests.expose.full import BROKEN, full
 from tests.expose.scene import Scene, StillClock, ask, ask_loopback, serving
 
 promtool = shutil.which("promtool")
@@ -146,6 +146,26 @@ def test_why_it_does_not_act_is_told() -> None:
     assert found["gpuagent_demoted", frozenset()] == 1
     assert found["gpuagent_released", frozenset()] == 1
     assert found["gpuagent_acting", frozenset()] == 0
+
+
+def test_listeners_and_tokens_in_trouble_are_told() -> None:
+    text = render(snapshots.busy(), "1", BROKEN).decode()
+    for line in (
+        'gpuagent_listener_up{listener="unix"} 1.0',
+        'gpuagent_listener_up{listener="network"} 0.0',
+        'gpuagent_listener_faulty{listener="unix"} 0.0',
+        'gpuagent_listener_faulty{listener="network"} 1.0',
+        "gpuagent_tokens_unusable 1.0",
+    ):
+        assert line in text.splitlines()
+
+
+async def test_the_listeners_of_the_server_itself_are_told() -> None:
+    scene = Scene(snapshots.busy())
+    scene.access_now = BROKEN
+    async with serving(scene) as (_, path):
+        page = await ask(path, "/metrics")
+    assert b'gpuagent_listener_up{listener="network"} 0.0' in page.body
 
 
 def test_a_sum_over_cards_counts_nothing_twice() -> None:
