@@ -46,7 +46,7 @@ class Backpressure:
             settings=turn.settings(),
             holds=turn.holds(),
             causes=causes,
-            events=tuple(turn.events),
+            events=turn.events,
             look_again=look_again,
         )
         return turn.memory(watch), decision

@@ -23,6 +23,8 @@ from gpuagent.model.vocab import (
 GROWTH_SECONDS = 10.0
 """Window over which growth of memory is measured."""
 
+_SHOWS_SECONDS = {"temperature": 180.0}
+
 CauseKey = tuple[str, Subject]
 
 
@@ -44,10 +46,22 @@ class Sample(msgspec.Struct, frozen=True):
 
     band: float
     """How far its marks are apart, in the same terms as the error."""
+    growth: float | None = None
+    """Where it is growth that a lever slows: how far that is above its mark, as a share of the mark."""
 
     @property
     def key(self) -> CauseKey:
         return (self.kind, self.subject)
+
+    @property
+    def effect(self) -> float:
+        """What a lever that helps makes smaller: the error, or the growth, which lifts it all the same."""
+        return self.error if self.growth is None else self.growth
+
+    @property
+    def shows(self) -> float:
+        """Seconds within which what was done shows: readings look back ten, and heat lags longer."""
+        return _SHOWS_SECONDS.get(self.kind, 15.0)
 
     @property
     def ample(self) -> bool:
@@ -117,6 +131,7 @@ def _memory(state: NodeState, law: Backpressure, gpu: Gpu) -> Iterator[Sample]:
         ),
         _error(ratio, law.memory_high, law.memory_clear, verdict),
         _band(law.memory_high, law.memory_clear),
+        grown / law.memory_growth - 1.0,
     )
 
 

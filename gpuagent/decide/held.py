@@ -26,7 +26,13 @@ class Held(msgspec.Struct, frozen=True):
     knob: str
     grip: Grip
     relief: Relief | None = None
-    """What came of it since it was last cut from a share of 1; None before."""
+    """What came of it since it was last cut from a share of 1; None before its first cut."""
+    over_at: float = float("-inf")
+    """When the value was last over its mark, monotonic seconds."""
+    kept_since: float | None = None
+    """Since when it is kept at its floor although the value is over its mark, because it helps."""
+    trust_seconds: float = 0.0
+    """How long it is kept so before that is tested; 0 for as long as the law says."""
 
     @property
     def key(self) -> HeldKey:
@@ -53,31 +59,35 @@ class Held(msgspec.Struct, frozen=True):
         return self.tenant or self.cause.subject.gpu
 
 
+Mark = tuple[str, CauseKey, str]
+"""Name of the tenant or card, the cause, and the knob."""
+
+
 class Futile(msgspec.Struct, frozen=True):
     """A lever that was let go, why, and until when it is not pulled again for such a cause."""
 
     name: str
     """Of the tenant, or the UUID of the card."""
-    kind: str
-    """Of the cause."""
     knob: str
     until: float
     blocked: Blocked
     cause: CauseKey
     relief: Relief | None = None
     """What has come of doing without it; None where nothing had come of using it yet."""
+    trust_seconds: float = 0.0
+    """For how long it is kept before it is tested, where it is missed."""
 
     @property
-    def mark(self) -> tuple[str, str, str]:
-        """What it is that was let go, and for what kind of cause."""
-        return (self.name, self.kind, self.knob)
+    def mark(self) -> Mark:
+        """What it is that was let go, and for what."""
+        return (self.name, self.cause, self.knob)
 
-    def after(self, error: float, at: float) -> "Futile":
+    def after(self, effect: float, at: float) -> "Futile":
         """With a sample of its cause."""
         if self.relief is None:
             return self
         # The worst stays what the level was when it was let go.
-        return msgspec.structs.replace(self, relief=self.relief.after(at, error, settled=True))
+        return msgspec.structs.replace(self, relief=self.relief.after(at, effect, settled=True))
 
     @property
     def regretted(self) -> bool:
@@ -98,5 +108,7 @@ class Memory(msgspec.Struct, frozen=True):
     cut_at: dict[CauseKey, float] = {}
     pasts: dict[CauseKey, Past] = {}
     """What the law `pi` remembers of each cause."""
+    missed: dict[Mark, float] = {}
+    """Levers that were let go and missed, until they are used again, and how long to trust them then."""
     helpless: tuple[CauseKey, ...] = ()
     """Causes for which no lever is left, said once each."""

@@ -1,13 +1,13 @@
 """The levers as they are against one state: whom they reach, what they mean, what stands against them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from gpuagent.config import Backpressure as Law
 from gpuagent.decide.card import card_floor, card_setting
 from gpuagent.decide.causes import CauseKey
-from gpuagent.decide.held import CARD, Futile, Held, HeldKey
+from gpuagent.decide.held import CARD, Futile, Held, HeldKey, Mark
 from gpuagent.decide.ladder import RUNGS, Pull, may_be_held, protected_from, unfit
 from gpuagent.decide.origins import Origins, Place, measure
 from gpuagent.decide.share import Grip
@@ -18,12 +18,25 @@ from gpuagent.model.plan import Blocked, Cause, Setting
 from gpuagent.model.state import NodeState
 from gpuagent.model.vocab import KNOB, NODE_CPU_BUSY_RATIO, POWER_LIMIT, Knob
 
+_STILL_BUSY = 0.8
+"""CPUs that were contended still are at this part of the mark: a weight in use is not for a second."""
+
+
+def _mark(held: Held) -> Mark:
+    return (held.name, held.cause_key, held.knob)
+
 
 class Levers:
     """Answers about one state, each worked out once."""
 
     def __init__(
-        self, state: NodeState, law: Law, *, origins: Origins, futile: Sequence[Futile]
+        self,
+        state: NodeState,
+        law: Law,
+        *,
+        origins: Origins,
+        futile: Sequence[Futile],
+        missed: Mapping[Mark, float],
     ) -> None:
         taken = overridden(state.leases)  # somebody else decides on these
         self.tenants = {
@@ -35,12 +48,23 @@ class Levers:
         self._law = law
         self._cpu_busy = state.fresh(NODE_CPU_BUSY_RATIO, NODE)
         self._known = origins
-        self._missed = {f.mark for f in futile if f.regretted}
+        # Twice as long as before: what has proved its worth is tested the more rarely.
+        longest = law.ineffective_for
+        found = {f.mark: min(2 * f.trust_seconds, longest) for f in futile if f.regretted}
+        self._missed = {**missed, **found}
         self._futile = [f for f in futile if not f.regretted]
         self._measured: dict[str, Origins] = {}
         self._protected: dict[str, tuple[Tenant, ...]] = {}
         self._candidates: dict[CauseKey, list[Tenant]] = {}
         self._settings: dict[HeldKey, tuple[Held, tuple[Setting, ...]]] = {}
+
+    def used(self, held: Held) -> None:
+        """It is in use again: that it was missed is known to its holder from now on."""
+        self._missed.pop(_mark(held), None)
+
+    @property
+    def missed(self) -> dict[Mark, float]:
+        return dict(self._missed)
 
     @property
     def futile(self) -> tuple[Futile, ...]:
@@ -113,19 +137,24 @@ class Levers:
             first = self._first_step(tenant, cause, knob)
             usable = any(s.blocked is None for s in self._make(first))
             if usable and self._useless(first) is None:
-                floor = tenant.limits.min_share_ratio
-                # What was let go of at its floor, and missed, goes back there at once.
-                missed = (tenant.name, cause.kind, knob.name) in self._missed
-                grip = Grip(floor=floor, eased=floor if missed else 1.0)
-                return msgspec.structs.replace(first, grip=grip)
+                grip = Grip(floor=tenant.limits.min_share_ratio)
+                return self._trusted(msgspec.structs.replace(first, grip=grip))
         return None
+
+    def _trusted(self, held: Held) -> Held:
+        """What was let go of at its floor, and missed, goes back there at once."""
+        trust = self._missed.get(_mark(held))
+        if trust is None:
+            return held
+        grip = msgspec.structs.replace(held.grip, eased=held.grip.floor)
+        return msgspec.structs.replace(held, grip=grip, trust_seconds=trust)
 
     def grasp_card(self, cause: Cause) -> Held | None:
         floor = card_floor(self._state, cause.subject)
         if floor is None:
             return None
         held = Held(CARD, cause, POWER_LIMIT.name, Grip(floor=floor))
-        return held if self._useless(held) is None else None
+        return None if self._useless(held) is not None else self._trusted(held)
 
     def _first_step(self, tenant: Tenant, cause: Cause, knob: Knob) -> Held:
         return Held(tenant.name, cause, knob.name, Grip(floor=0.0, share=self._law.cut, calm=False))
@@ -135,15 +164,25 @@ class Levers:
         why = unfit(KNOB[held.knob], held.cause.kind, self._cpu_busy, self._law)
         if why is not None:
             return why
-        mark = (held.name, held.cause.kind, held.knob)
+        mark = _mark(held)
         return next((f.blocked for f in self._futile if f.mark == mark), None)
 
-    def give_up(self, held: Held, blocked: Blocked) -> None:
-        """Remember that a lever was of no use for this kind of cause."""
+    def give_up(self, held: Held, blocked: Blocked, *, trust_seconds: float) -> None:
+        """Remember that a lever was of no use for this cause, and how long it was trusted."""
+        if self._unfit(held) is not None:
+            return  # which is told anew each time
         until = self._state.now.mono + self._law.ineffective_for
         relief = held.relief.let_go() if held.relief and blocked.result == "ineffective" else None
         self._futile.append(
-            Futile(held.name, held.cause.kind, held.knob, until, blocked, held.cause_key, relief)
+            Futile(
+                name=held.name,
+                knob=held.knob,
+                until=until,
+                blocked=blocked,
+                cause=held.cause_key,
+                relief=relief,
+                trust_seconds=trust_seconds,
+            )
         )
 
     def refusal(self, held: Held) -> Blocked | None:
@@ -151,16 +190,22 @@ class Levers:
 
         Only what is known counts against a lever in use: a reading that is missing says nothing.
         """
-        if self._cpu_busy is not None:
-            why = unfit(KNOB[held.knob], held.cause.kind, self._cpu_busy, self._law)
-            if why is not None:
-                return why
+        why = self._unfit(held)
+        if why is not None:
+            return why
         tried = [s for s in self.settings(held) if s.blocked is None]
         outcomes = (self._state.outcomes.get(s.key) for s in tried)
         refused = [o for o in outcomes if o is not None and o.result in ("refused", "contested")]
         if not tried or len(refused) < len(tried):
             return None
         return Blocked(refused[0].result, refused[0].why)
+
+    def _unfit(self, held: Held) -> Blocked | None:
+        """Why a lever in use relieves nothing now: what makes it so has to be plain."""
+        busy = self._cpu_busy
+        if busy is None or busy >= _STILL_BUSY * self._law.cpu_busy:
+            return None
+        return unfit(KNOB[held.knob], held.cause.kind, busy, self._law)
 
     def obstacles(self, cause: Cause, in_use: dict[HeldKey, Held]) -> Iterator[Setting]:
         """Levers that come before the one in use and cannot be pulled: said, with the reason."""

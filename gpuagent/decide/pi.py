@@ -7,7 +7,7 @@ for each second, and what a share between its floor and 1 cannot follow is dropp
 up while a share is at an end of its range: all that is remembered beside the shares is the last
 sample that counted. Samples closer than a second to it do not count, so that looking more often
 changes nothing. Changes follow one another every second, more often than a card's power limit may
-move: that one is left to `share`, as are causes that can no longer be read.
+move: that one is left to `share`, as is the way back when a cause has ended or can no longer be read.
 """
 
 import math
@@ -52,21 +52,4 @@ def moved(grip: Grip, change: float, now: float) -> Grip:
     if share == grip.share:
         return grip
     cut_at = now if share < grip.share else grip.cut_at
-    return msgspec.structs.replace(grip, share=share, cut_at=cut_at, moved_at=now)
-
-
-def untouched(grip: Grip) -> bool:
-    """Whether nothing has been taken yet."""
-    return math.isinf(grip.cut_at)
-
-
-def told(grip: Grip, *, ended: bool) -> Grip:
-    """Whether the cause has ended or goes on; what is at its floor after it is not there in vain."""
-    if grip.calm == ended:
-        return grip
-    return msgspec.structs.replace(grip, calm=ended, floor_since=None)
-
-
-def forgotten(grip: Grip) -> bool:
-    """Whether it is free again: there is nothing to remember of it."""
-    return grip.calm and grip.share >= 1.0
+    return msgspec.structs.replace(grip, share=share, cut_at=cut_at, moved_at=now, calm=False)

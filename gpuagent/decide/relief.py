@@ -16,7 +16,7 @@ _PLAIN_RATIO = 0.15
 
 
 class Relief(msgspec.Struct, frozen=True):
-    """Errors as `causes.Sample` has them."""
+    """Of what `causes.Sample` has as its effect."""
 
     at: float
     """When the last sample was taken, monotonic seconds."""

@@ -4,13 +4,14 @@ Theory of operation. Levers lag and their effect is not known beforehand, so the
 memory, the shape that congestion control has: on trouble the share is multiplied by `cut`, at most
 once per `dwell`; when the trouble has ended it comes back by `recover` per `dwell`, but only to
 `margin` under the share at which trouble last began. There it stays for a pause, then tries a
-little more. Trouble that comes back doubles the pause, up to `probe_max`: near its limit a tenant
+little more. Trouble that comes of trying doubles the pause, up to `probe_max`: near its limit a tenant
 is disturbed ever more rarely, and one whose trouble was passing is free again within a minute.
 
-Two more things are learnt. Trouble that comes back is met with the share that ended it the last
-time, in one step. And where there is ample room, the value being under its marks by as much again as
-they are apart, the load has likely become another: then a step more is given whatever is remembered.
-If trouble comes of that, it was the lever that made the room, and the next time it is doubted longer.
+Two more things are learnt. Trouble that comes back is met in one step with the share that ended it the
+last time, or with one step above that where the last time the first step was enough. And where there
+is ample room, the value being under its marks by as much again as they are apart, the load has likely
+become another: then a step more is given whatever is remembered. If trouble comes of that, it was the
+lever that made the room, and the next time it is doubted longer.
 """
 
 from typing import Protocol
@@ -19,10 +20,10 @@ import msgspec
 
 from gpuagent.config import Backpressure
 
-SHOWS_SECONDS = 15.0
-"""Within this time what was done shows: readings are of the last ten seconds, and levers lag."""
 _DOUBT_SECONDS = 10.0
 """How long ample room must have lasted at first: as long as readings look back."""
+_LONGEST_SECONDS = 5.0
+"""One sample speaks for no longer than this: before it, who knows."""
 
 
 class Value(Protocol):
@@ -42,13 +43,17 @@ class Grip(msgspec.Struct, frozen=True):
     pause: float = 0.0
     """How long to stay under `trouble` before trying more; 0 before the first trouble."""
     eased: float = 1.0
-    """Share at which trouble last ended."""
+    """Share with which to meet trouble that comes back; 1 where nothing is known."""
+    deeper: bool = False
+    """Whether the trouble has taken more than one cut."""
     ample_since: float | None = None
     """Since when there has been ample room; None while there is not."""
     doubt: float = _DOUBT_SECONDS
     """How long there must be before it is believed."""
+    raised: bool = False
+    """Whether it has been raised since the trouble ended."""
     by_room: bool = False
-    """Whether the last raise was made because of it."""
+    """Whether the last raise was made because of ample room."""
     calm: bool = True
     """Whether the cause has ended since the last cut."""
     cut_at: float = float("-inf")
@@ -64,26 +69,21 @@ class Grip(msgspec.Struct, frozen=True):
         return self.share <= self.floor
 
 
-def cut(grip: Grip, now: float, law: Backpressure, *, dwell: float) -> Grip:
-    """Hold it back further, unless the last cut is younger than `dwell`."""
+def cut(grip: Grip, now: float, law: Backpressure, *, dwell: float, shows: float) -> Grip:
+    """Hold it back further, unless the last cut is younger than `dwell`.
+
+    Trouble that comes within `shows` seconds of a raise has come of it.
+    """
     if now - grip.cut_at < dwell or (grip.at_floor and not grip.calm):
         return grip
-    relapse = grip.calm
-    share = max(grip.floor, min(grip.share, 1.0) * law.cut)
-    if relapse:
-        share = max(grip.floor, min(share, grip.eased))
-    pause, doubt = grip.pause or law.probe_min, grip.doubt
-    # Trouble that comes by itself says nothing against trying more.
-    if grip.pause and grip.share > grip.eased and now - grip.moved_at <= SHOWS_SECONDS:
-        pause = min(2 * grip.pause, law.probe_max)
-        doubt = min(2 * grip.doubt, law.probe_max) if grip.by_room else grip.doubt
-    return Grip(
-        floor=grip.floor,
+    begins = grip.calm
+    share = min(grip.share, 1.0) * law.cut
+    share = max(grip.floor, min(share, grip.eased) if begins else share)
+    grip = _warned(grip, now, law, shows=shows) if begins else grip
+    return msgspec.structs.replace(
+        grip,
         share=share,
-        trouble=grip.share if relapse else grip.trouble,
-        pause=pause if relapse else grip.pause,
-        eased=grip.eased,
-        doubt=doubt if relapse else grip.doubt,
+        deeper=not begins,
         calm=False,
         cut_at=now,
         moved_at=now,
@@ -92,29 +92,25 @@ def cut(grip: Grip, now: float, law: Backpressure, *, dwell: float) -> Grip:
     )
 
 
-def ease(
-    grip: Grip,
-    now: float,
-    law: Backpressure,
-    *,
-    dwell: float,
-    value: Value | None,
-) -> Grip:
+def _warned(grip: Grip, now: float, law: Backpressure, *, shows: float) -> Grip:
+    """With where trouble has begun, and with longer pauses where trying more has brought it."""
+    pause, doubt = grip.pause or law.probe_min, grip.doubt
+    if grip.raised and now - grip.moved_at <= shows:
+        pause = min(2 * pause, law.probe_max)
+        doubt = min(2 * doubt, law.probe_max) if grip.by_room else doubt
+    return msgspec.structs.replace(
+        grip, trouble=grip.share, pause=pause, doubt=doubt, ample_since=None
+    )
+
+
+def ease(grip: Grip, now: float, law: Backpressure, *, dwell: float, value: Value | None) -> Grip:
     """Let go a step, the cause having ended.
 
     `value` is None where the cause can no longer be read: then nothing speaks for staying under
     the share at which trouble began, and the way back leads to 1.
     """
     if not grip.calm:
-        return msgspec.structs.replace(
-            grip,
-            calm=True,
-            eased=grip.share,
-            ample_since=None,
-            by_room=False,
-            moved_at=now,
-            floor_since=None,
-        )
+        return _calmed(grip, now, law)
     if value is None:
         ceiling = 1.0
     else:
@@ -122,35 +118,42 @@ def ease(
         ceiling = max(grip.trouble - law.margin, grip.floor)
     waited = now - grip.moved_at
     if grip.share < ceiling:
-        if waited < dwell:
-            return grip
-        return msgspec.structs.replace(
-            grip, share=min(ceiling, grip.share + law.recover), moved_at=now, by_room=False
-        )
+        to = min(ceiling, grip.share + law.recover)
+        return grip if waited < dwell else _raised(grip, now, to)
     if grip.share >= 1.0 or waited < grip.pause:
         return grip
-    share = min(1.0, grip.share + law.margin)
+    to = min(1.0, grip.share + law.margin)
+    return msgspec.structs.replace(_raised(grip, now, to), trouble=to + law.margin)
+
+
+def _calmed(grip: Grip, now: float, law: Backpressure) -> Grip:
+    """The trouble has ended. A first step that was enough may have been more than was needed."""
     return msgspec.structs.replace(
-        grip, share=share, trouble=min(1.0, share) + law.margin, moved_at=now, by_room=False
+        grip,
+        calm=True,
+        eased=grip.share if grip.deeper else min(1.0, grip.share / law.cut),
+        raised=False,
+        moved_at=now,
+        floor_since=None,
     )
 
 
 def _with_room(grip: Grip, now: float, law: Backpressure, *, ample: bool) -> Grip:
     """A step more, whatever is remembered, once there has been ample room for long enough."""
     if not ample:
-        return grip if grip.ample_since is None else _since(grip, None)
-    since = grip.ample_since
-    if since is None:
-        return _since(grip, now)
-    if grip.share >= 1.0 or now - max(since, grip.moved_at) < grip.doubt:
+        known = grip.ample_since is None
+        return grip if known else msgspec.structs.replace(grip, ample_since=None)
+    if grip.ample_since is None:
+        return msgspec.structs.replace(grip, ample_since=now)
+    if grip.share >= 1.0 or now - max(grip.ample_since, grip.moved_at) < grip.doubt:
         return grip
-    share = min(1.0, grip.share + law.recover)
-    trouble = max(grip.trouble, min(share, 1.0) + law.margin)
-    return msgspec.structs.replace(grip, share=share, trouble=trouble, moved_at=now, by_room=True)
+    to = min(1.0, grip.share + law.recover)
+    trouble = max(grip.trouble, to + law.margin)
+    return msgspec.structs.replace(_raised(grip, now, to, by_room=True), trouble=trouble)
 
 
-def _since(grip: Grip, ample: float | None) -> Grip:
-    return msgspec.structs.replace(grip, ample_since=ample)
+def _raised(grip: Grip, now: float, to: float, *, by_room: bool = False) -> Grip:
+    return msgspec.structs.replace(grip, share=to, moved_at=now, raised=True, by_room=by_room)
 
 
 def judged(grip: Grip, now: float, at: float, *, over: bool) -> Grip:
@@ -167,7 +170,8 @@ def judged(grip: Grip, now: float, at: float, *, over: bool) -> Grip:
     if at <= grip.judged_at:
         return grip
     if not over:
-        since = min(now, since + 2 * (at - grip.judged_at)) if grip.at_floor else None
+        spoken_for = min(at - grip.judged_at, _LONGEST_SECONDS)
+        since = min(now, since + 2 * spoken_for) if grip.at_floor else None
     return msgspec.structs.replace(grip, floor_since=since, judged_at=at)
 
 

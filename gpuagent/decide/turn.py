@@ -12,6 +12,7 @@ from gpuagent.decide.ladder import is_last_rung
 from gpuagent.decide.levers import Levers
 from gpuagent.decide.origins import WINDOW_SECONDS, Before, relied_on, with_those_held
 from gpuagent.decide.relief import Relief
+from gpuagent.decide.said import Said
 from gpuagent.decide.share import Grip
 from gpuagent.decide.sustained import Verdict
 from gpuagent.model.inventory import Level, Subject
@@ -19,7 +20,8 @@ from gpuagent.model.plan import Blocked, Cause, Hold, Setting
 from gpuagent.model.state import Event, NodeState
 from gpuagent.model.vocab import KNOB
 
-_ALERTS = frozenset({"no-lever-left", "lever-let-go", "l1-card-limited"})
+_TRUST_BOXES = 4.0
+"""A lever that helps, but not enough, is let go after so many time boxes to see whether it still does."""
 
 
 class Turn:
@@ -34,7 +36,7 @@ class Turn:
         law: Law,
         power_dwell: float,
     ) -> None:
-        self.events: list[Event] = []
+        self._said = Said(state)
         self._state = state
         self._samples = samples
         self._now = state.now.mono
@@ -42,24 +44,28 @@ class Turn:
         self._power_dwell = power_dwell
         futile = [self._watched(f) for f in memory.futile if f.until > self._now]
         origins = with_those_held(memory.origins, memory.before, state)
-        self._levers = Levers(state, law, origins=origins, futile=futile)
+        self._levers = Levers(state, law, origins=origins, futile=futile, missed=memory.missed)
         # What only would have been done, or has all been put back since, is no hold.
         kept = memory.held if memory.acts == state.acts else ()
         self._held = {h.key: self._floored(h) for h in kept if self._levers.exists(h)}
+        for gone in (h for h in kept if h.key not in self._held and h.grip.share < 1.0):
+            if state.acts:
+                self._said.released(gone)
         self._cut_at = dict(memory.cut_at) if memory.acts == state.acts else {}
         self._pasts = dict(memory.pasts) if memory.acts == state.acts else {}
         self._helpless = set(memory.helpless)
         self._blocked: list[Setting] = []
+        self._waiting: dict[CauseKey, Level] = {}
+        """Causes for which nobody above a level is held, until what those of that level use is known."""
 
     def _watched(self, futile: Futile) -> Futile:
         """With what has come of doing without the lever; said where it is missed."""
         sample = self._samples.get(futile.cause)
         if sample is None or not self._state.acts:
             return futile
-        now = futile.after(sample.error, sample.at)
+        now = futile.after(sample.effect, sample.at)
         if now.regretted:
-            text = f"{now.knob} of {now.name} is used again: without it, {sample.why}"
-            self.events.append(Event("lever-missed", self._now, text, sample.subject))
+            self._said.missed(now, sample)
         return now
 
     def _floored(self, held: Held) -> Held:
@@ -83,21 +89,46 @@ class Turn:
         for held in self._mine(key):
             current = msgspec.structs.replace(held, cause=cause)
             self._put(current)
-            if held.tenant != CARD and held.tenant not in contributing:
+            if (held.tenant != CARD and held.tenant not in contributing) or self._rests(current):
                 self._ease(current, known=True)
             else:
                 self._review(current)
-        if self._law.control == "pi":
-            cut = self._regulate(key, contributing, self._offers(cause), ended=False)
-        else:
-            cut = self._cut_in_time(key, self._offers(cause))
+        offers = self._offers(cause)
+        regulates = self._law.control == "pi"
+        cut = (
+            self._regulate(key, contributing, offers)
+            if regulates
+            else self._cut_in_time(key, offers)
+        )
         if cut:
             self._helpless.discard(key)
-        elif cut is not None and not self._mine(key):
-            self._say_helpless(cause)
+        elif cut is not None and key not in self._waiting:
+            self._say_if_helpless(cause)
         for held in self._mine(key):
             self._judge(held)
         self._blocked += self._levers.obstacles(cause, self._held)
+
+    def _rests(self, held: Held) -> bool:
+        """Whether the value has been under its mark for so long that the cause is as good as over.
+
+        Between its two marks a cause goes on; nobody is held for it without end.
+        """
+        if self._law.control == "pi" and held.tenant != CARD:
+            return False  # which moves all the time
+        grip = held.grip
+        since = max(held.over_at, grip.moved_at if not grip.calm else held.over_at)
+        return self._now - since >= max(self._law.probe_min, grip.pause)
+
+    def _say_if_helpless(self, cause: Cause) -> None:
+        key = (cause.kind, cause.subject)
+        mine = self._mine(key)
+        if key not in self._helpless and all(self._spent(h) for h in mine):
+            self._helpless.add(key)
+            self._said.helpless(cause, more=bool(mine))
+
+    def _spent(self, held: Held) -> bool:
+        """Whether it has been at its floor for its time box, and so can do no more."""
+        return held.grip.at_floor and self._now - held.grip.moved_at >= self._law.time_box
 
     def _judge(self, held: Held) -> None:
         """Count the time for which a lever at its floor has not eased its cause.
@@ -105,17 +136,25 @@ class Turn:
         Where there is no further rung to try, a part of the way counts as relief too: letting go
         of what helps, though not enough, would make things worse.
         """
-        if held.grip.calm:
+        grip, sample, relief = held.grip, self._samples[held.cause_key], held.relief
+        if grip.calm:
             return
-        sample, relief = self._samples[held.cause_key], held.relief
-        over = sample.verdict is Verdict.HIGH
+        by_pi = self._law.control == "pi" and held.tenant != CARD
+        over = sample.error > 0 if by_pi else sample.verdict is Verdict.HIGH
+        helped = False
         if relief is not None:
-            settled = held.grip.at_floor and self._now - held.grip.moved_at > share.SHOWS_SECONDS
-            relief = relief.after(sample.at, sample.error, settled=settled)
-            last = held.tenant != CARD and is_last_rung(held.knob, held.cause.kind)
-            over = over and not (last and relief.plain)
-        grip = share.judged(held.grip, self._now, sample.at, over=over)
-        self._put(msgspec.structs.replace(held, grip=grip, relief=relief))
+            settled = grip.at_floor and self._now - grip.moved_at > sample.shows
+            relief = relief.after(sample.at, sample.effect, settled=settled)
+            last = held.tenant == CARD or is_last_rung(held.knob, held.cause.kind)
+            helped = last and relief.plain
+        kept = held.kept_since if grip.at_floor else None
+        if kept is None and grip.at_floor and over and helped:
+            kept = self._now
+        grip = share.judged(grip, self._now, sample.at, over=over and not helped)
+        high = self._now if over else held.over_at
+        self._put(
+            msgspec.structs.replace(held, grip=grip, relief=relief, kept_since=kept, over_at=high)
+        )
 
     def _mine(self, key: CauseKey) -> list[Held]:
         return [h for h in self._held.values() if h.cause_key == key]
@@ -142,39 +181,56 @@ class Turn:
         elif self._state.acts and share.overdue(held.grip, self._now, self._law):
             box = f"{self._law.time_box:.0f} s at its floor did not ease this: {held.cause.why}"
             self._give_up(held, Blocked("ineffective", box))
+        elif held.kept_since is not None and self._now - held.kept_since >= self._trust(held):
+            self._give_up(held, Blocked("ineffective", "let go to see whether it still helps"))
+
+    def _trust(self, held: Held) -> float:
+        sample = self._samples.get(held.cause_key)
+        shows = 0.0 if sample is None else sample.shows
+        return held.trust_seconds or max(_TRUST_BOXES * self._law.time_box, shows)
 
     def _give_up(self, held: Held, blocked: Blocked) -> None:
         del self._held[held.key]
-        self._levers.give_up(held, blocked)
+        self._levers.give_up(held, blocked, trust_seconds=self._trust(held))
         self._begin_anew(held.cause_key)  # with the next lever
-        if self._state.acts:
-            text = f"{held.knob} of {held.name} let go as {blocked.result}: {blocked.why}"
-            self._event("lever-let-go", text, held.cause)
+        if held.kept_since is not None and blocked.result == "ineffective":
+            self._said.tested(held)
+        else:
+            self._said.let_go(held, blocked)
 
     def _offers(self, cause: Cause) -> Iterator[Held]:
         """The levers that may be cut for a cause, in order; the last resort for heat is the card."""
-        trying, waits_for = False, Level.L1
+        key = (cause.kind, cause.subject)
         for tenant in self._levers.candidates(cause):
-            if tenant.level < waits_for:
-                return
-            held = self._held.get((tenant.name, cause.kind, cause.subject))
-            held = held or self._levers.grasp(tenant, cause)
-            if held is None and self._now - tenant.since < WINDOW_SECONDS:
-                # What it uses is not known yet: nobody more important is held in its place.
-                waits_for = max(waits_for, tenant.level)
+            if tenant.level < self._waiting.get(key, tenant.level):
+                break
+            held = self._held.get((tenant.name, *key)) or self._levers.grasp(tenant, cause)
             if held is not None:
-                trying = True
                 yield held
                 if not self._state.acts:
                     return  # whether the next would be needed, the first cannot show here
-        # After a start it takes seconds until the levers on tenants are known: the card, which is
-        # everybody's, waits for them.
-        early = self._now - cause.since < self._power_dwell
-        if cause.kind == "temperature" and not trying and not early:
-            held = self._held.get((CARD, cause.kind, cause.subject))
-            held = held or self._levers.grasp_card(cause)
+            elif (
+                self._now - max(cause.since, tenant.since)
+                < WINDOW_SECONDS
+                > self._now - cause.since
+            ):
+                # What it uses may not be known yet: nobody more important is held in its place.
+                self._waiting[key] = tenant.level
+        if cause.kind == "temperature" and self._needs_card(cause):
+            held = self._held.get((CARD, *key)) or self._levers.grasp_card(cause)
             if held is not None:
                 yield held
+
+    def _needs_card(self, cause: Cause) -> bool:
+        """Whether all that its tenants can do has been done, and has had its time.
+
+        After a start it takes seconds until the levers on tenants are known: the card, which is
+        everybody's, waits for them.
+        """
+        held = self._mine((cause.kind, cause.subject))
+        pressed = [h for h in held if h.tenant != CARD and not h.grip.calm]
+        early = self._now - cause.since < self._power_dwell
+        return not early and all(self._spent(h) for h in pressed)
 
     def _cut(self, held: Held) -> bool:
         """Cut one lever; False if it is at its floor, waits for its dwell, or is only observed."""
@@ -182,7 +238,8 @@ class Turn:
         if not first and not self._state.acts:
             return False
         dwell = self._power_dwell if held.tenant == CARD else self._law.dwell
-        grip = share.cut(held.grip, self._now, self._law, dwell=dwell)
+        shows = self._samples[held.cause_key].shows
+        grip = share.cut(held.grip, self._now, self._law, dwell=dwell, shows=shows)
         if grip == held.grip:
             return False
         self._grip(held, grip)
@@ -190,9 +247,7 @@ class Turn:
 
     # -- by the law `pi` -----------------------------------------------------------------------------
 
-    def _regulate(
-        self, key: CauseKey, names: set[str], offers: Iterable[Held], *, ended: bool
-    ) -> bool | None:
+    def _regulate(self, key: CauseKey, names: set[str], offers: Iterable[Held]) -> bool | None:
         """One step on the tenants of these names that are held for a cause, or on one of `offers`.
 
         Takes from the first that has something, gives to the last of the lowest level first. None
@@ -207,8 +262,6 @@ class Turn:
         if change > 0:
             mine = [h for h in self._mine(key) if h.tenant in names]
             any(self._move(held, change) for held in self._most_important_first(mine))
-        for held in (h for h in self._mine(key) if h.tenant in names):
-            self._put(msgspec.structs.replace(held, grip=pi.told(held.grip, ended=ended)))
         return taken
 
     def _begin_anew(self, key: CauseKey) -> None:
@@ -224,9 +277,11 @@ class Turn:
         grip = pi.moved(held.grip, change, self._now)
         if grip is held.grip:
             return False
-        moved = self._gripped(held, pi.told(grip, ended=False))
-        if pi.untouched(held.grip):  # it may be free for a second at any time, which is no news
-            self._say_held(moved)
+        moved = self._gripped(held, grip)
+        if held.grip.calm and held.grip.share >= 1.0:
+            self._said.held(
+                moved
+            )  # later it may be free for a second at any time, which is no news
         return True
 
     def _most_important_first(self, these: Iterable[Held]) -> list[Held]:
@@ -234,37 +289,16 @@ class Turn:
         latest_first = [h for h in these if h.tenant != CARD][::-1]
         return sorted(latest_first, key=lambda h: self._levers.tenants[h.tenant].level)
 
-    def _relax(self, key: CauseKey) -> None:
-        """Go on after the cause has ended, until all that was taken is given back."""
-        order = self._most_important_first(self._mine(key))
-        names = {h.tenant for h in order}
-        self._regulate(key, names, [h for h in reversed(order) if h.grip.share < 1.0], ended=True)
-        for held in self._mine(key):
-            if held.tenant == CARD:
-                continue
-            if not self._state.acts:
-                del self._held[held.key]
-            elif pi.forgotten(held.grip):
-                del self._held[held.key]
-                self._say_released(held)
-
     # -- when it has ended ---------------------------------------------------------------------------
 
     def ease(self, active: set[CauseKey]) -> None:
         """Let go, step by step, of what is held for causes that have ended or are unknown."""
-        regulated = set()
         for held in list(self._held.values()):
             key = held.cause_key
             known = key in self._samples and self._state.tenants_known
-            if key in active:
-                continue
-            if known and self._law.control == "pi" and held.tenant != CARD:
-                regulated.add(key)
             # A card that cannot be read is held where it is (DESIGN 2).
-            elif known or held.tenant != CARD:
+            if key not in active and (known or held.tenant != CARD):
                 self._ease(held, known=known)
-        for key in sorted(regulated):
-            self._relax(key)
         self._helpless &= active
 
     def _ease(self, held: Held, *, known: bool) -> None:
@@ -278,6 +312,10 @@ class Turn:
 
     # -- what comes of it ----------------------------------------------------------------------------
 
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return tuple(self._said.events)
+
     def settings(self) -> tuple[Setting, ...]:
         wished = [s for h in self._held.values() for s in self._levers.settings(h)]
         known = {s.key for s in wished}
@@ -290,16 +328,18 @@ class Turn:
         """Hold it like this, and say where that begins or ends."""
         now = self._gripped(held, grip)
         if held.grip.share >= 1.0 > grip.share:
-            self._say_held(now)
+            self._said.held(now)
         elif held.grip.share < 1.0 <= grip.share:
-            self._say_released(now)
+            self._said.released(now)
 
     def _gripped(self, held: Held, grip: Grip) -> Held:
         begins = held.grip.share >= 1.0 > grip.share
         sample = self._samples.get(held.cause_key)
         relief = held.relief
-        if begins and sample is not None:
-            relief = Relief.begun(sample.at, sample.error)
+        if begins:
+            self._levers.used(held)
+            if sample is not None:
+                relief = Relief.begun(sample.at, sample.effect)
         now = msgspec.structs.replace(held, grip=grip, relief=relief)
         self._put(now)
         return now
@@ -344,36 +384,6 @@ class Turn:
                 if k in self._samples or self._now - t < self._law.dwell
             },
             pasts={k: p for k, p in self._pasts.items() if k in self._samples},
-            helpless=tuple(self._helpless),
+            helpless=tuple(sorted(self._helpless)),
+            missed=self._levers.missed,
         )
-
-    # -- what is said --------------------------------------------------------------------------------
-
-    def _say_helpless(self, cause: Cause) -> None:
-        key = (cause.kind, cause.subject)
-        if key not in self._helpless:
-            self._helpless.add(key)
-            self._event("no-lever-left", f"nothing can be held back for this: {cause.why}", cause)
-
-    def _say_held(self, held: Held) -> None:
-        cause = held.cause
-        kind, verb = ("held-back", "is") if self._state.acts else ("would-hold-back", "would be")
-        self._event(kind, f"{held.knob} of {held.name} {verb} cut: {cause.why}", cause)
-        if held.tenant != CARD:
-            return
-        for tenant in self._state.inventory.on_card(cause.subject.gpu):
-            if tenant.level is Level.L1:  # its card is limited for heat only, and never silently
-                text = (
-                    f"the power limit of a card of {tenant.name} (L1) {verb} lowered: {cause.why}"
-                )
-                self._event(
-                    "l1-card-limited" if self._state.acts else "would-limit-l1-card", text, cause
-                )
-
-    def _say_released(self, held: Held) -> None:
-        text = f"{held.knob} of {held.name}: it is held back no longer"
-        self._event("released", text, held.cause)
-
-    def _event(self, kind: str, text: str, cause: Cause) -> None:
-        alert = kind in _ALERTS
-        self.events.append(Event(kind, self._now, text, cause.subject, cause.numbers, alert))

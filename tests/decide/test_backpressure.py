@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from gpuagent.config import Backpressure as Law
@@ -419,3 +420,36 @@ def test_gone_tenants_are_forgotten(pair: World) -> None:
 
 def test_seat_helper_matches_the_hosts_shape() -> None:
     assert [s.path for s in seat("/a/b/c").above] == ["/a/b", "/a"]
+
+
+def test_what_helps_a_little_against_heat_does_not_keep_the_card_from_being_the_last_resort() -> None:
+    w = world(tenant("train"))
+    w.uses("train", utilization=0.9)
+    celsius, both, hot = 96.0, False, 0
+    for second in range(900):
+        limited = min((s.value for s in of(w, POWER_LIMIT)), default=700.0)
+        goal = 50 + 31 * limited / 700 + 15 * w.share("train")
+        celsius += (goal - celsius) / 20
+        w.card(celsius=round(celsius))
+        w.step()
+        both = both or (w.share("train") < 1.0 and bool(of(w, POWER_LIMIT)))
+        hot += second > 300 and celsius >= 81
+    assert both, "both, where one is not enough"
+    assert hot < 150, "of 600 s"
+
+
+def test_best_effort_that_comes_and_goes_shields_nobody() -> None:
+    """A crowd of short-lived jobs without a usable lever: batch and the card are held all the same."""
+    w = world(tenant("serve", Level.L1), tenant("batch", Level.L2))
+    w.uses("batch", utilization=0.9)
+    batch = w.tenants[1]
+    held = 0
+    for second in range(60):
+        if second % 9 == 0:
+            flash = msgspec.structs.replace(tenant("flash", refusal="shared"), since=w.now)
+            w.tenants = (w.tenants[0], batch, flash)
+            w.uses("flash", utilization=0.5)
+        w.card(celsius=90)
+        w.step()
+        held += w.share("batch") < 1.0 or bool(of(w, POWER_LIMIT))
+    assert held > 40

@@ -1,14 +1,12 @@
 """The PI law, alone and against plants that it does not know."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuagent.config import Backpressure
-from gpuagent.decide.pi import Past, forgotten, moved, step, told, untouched
-from gpuagent.decide.share import Grip, overdue
+from gpuagent.decide.pi import Past, moved, step
+from gpuagent.decide.share import Grip, ease
 
 LAW = Backpressure(control="pi")
 ERRORS = st.floats(-1.0, 50.0)
@@ -92,22 +90,17 @@ def test_a_gap_between_samples_is_not_filled_with_the_last_one() -> None:
 
 def test_a_grip_knows_what_was_done_to_it() -> None:
     free = Grip(floor=0.2)
-    assert untouched(free)
-    assert forgotten(free)
     assert moved(free, 0.3, 1.0) is free
-    held = told(moved(free, -2.0, 4.0), ended=False)
+    held = moved(free, -2.0, 4.0)
     assert (held.share, held.cut_at, held.moved_at, held.calm) == (0.2, 4.0, 4.0, False)
     assert moved(held, -0.1, 5.0) is held
-    assert not untouched(held)
-    eased = told(moved(held, 5.0, 6.0), ended=False)
-    assert (eased.share, eased.cut_at) == (1.0, 4.0)
-    assert not forgotten(eased), "the cause goes on"
-    assert forgotten(told(eased, ended=True))
+    eased = moved(held, 5.0, 6.0)
+    assert (eased.share, eased.cut_at, eased.calm) == (1.0, 4.0, False), "the cause goes on"
 
 
-def test_the_end_of_a_cause_ends_the_time_box() -> None:
-    held = Grip(floor=0.2, share=0.2, calm=False, floor_since=0.0)
-    assert overdue(held, 100.0, LAW)
-    assert told(held, ended=False) is held
-    assert told(held, ended=True).floor_since is None
-    assert math.isinf(Past().at)
+def test_when_the_cause_has_ended_the_way_back_is_that_of_the_other_law() -> None:
+    grip, shares = moved(Grip(floor=0.2), -2.0, 0.0), []
+    for now in range(1, 40):
+        grip = ease(grip, now, LAW, dwell=5, value=None)
+        shares.append(round(grip.share, 2))
+    assert sorted(set(shares)) == [0.2, 0.4, 0.6, 0.8, 1.0]

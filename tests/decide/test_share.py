@@ -27,7 +27,7 @@ def drive(limit: float, seconds: int, *, lag: int = 2, floor: float = 0.2) -> li
     for now in range(seconds):
         trouble = shares[-lag] > limit
         if trouble:
-            grip = cut(grip, now, LAW, dwell=LAW.dwell)
+            grip = cut(grip, now, LAW, dwell=LAW.dwell, shows=15)
         else:
             value = Seen(shares[-lag] < 0.8 * limit)
             grip = ease(grip, now, LAW, dwell=LAW.dwell, value=value)
@@ -49,7 +49,7 @@ def test_cuts_by_factor_once_per_dwell_down_to_the_floor() -> None:
 
 
 def test_comes_back_to_just_under_where_trouble_began_and_then_to_all() -> None:
-    grip = cut(Grip(floor=0.2), 0, LAW, dwell=5)
+    grip = cut(Grip(floor=0.2), 0, LAW, dwell=5, shows=15)
     shares = []
     for now in range(1, 120):
         grip = ease(grip, now, LAW, dwell=5, value=QUIET)
@@ -67,7 +67,7 @@ def relapses(after: float) -> list[float]:
     pauses = []
     now = 0.0
     for _ in range(8):
-        grip = cut(grip, now, LAW, dwell=5)
+        grip = cut(grip, now, LAW, dwell=5, shows=15)
         pauses.append(grip.pause)
         grip = ease(grip, now + 10, LAW, dwell=5, value=QUIET)
         grip = ease(grip, now + 16, LAW, dwell=5, value=QUIET)
@@ -86,13 +86,13 @@ def test_trouble_that_comes_by_itself_says_nothing_against_trying_more() -> None
 def test_trouble_that_comes_back_is_met_with_what_ended_it_in_one_step() -> None:
     grip = Grip(floor=0.1)
     for now in (0.0, 5.0, 10.0, 15.0):
-        grip = cut(grip, now, LAW, dwell=5)
+        grip = cut(grip, now, LAW, dwell=5, shows=15)
     ended = grip.share
     now = 20.0
     while grip.share < 0.9:
         grip = ease(grip, now, LAW, dwell=5, value=QUIET)
         now += 1
-    assert cut(grip, now, LAW, dwell=5).share == ended
+    assert cut(grip, now, LAW, dwell=5, shows=15).share == ended
 
 
 def held_at_half(doubt: float = 10.0) -> Grip:
@@ -145,13 +145,13 @@ def test_room_that_the_lever_itself_has_made_is_doubted_longer_each_time() -> No
         while grip.share < 0.7:
             grip = ease(grip, now, LAW, dwell=5, value=Seen(ample=True))
             now += 1
-        doubts.append(cut(grip, now + 5, LAW, dwell=5).doubt)
-        assert cut(grip, now + 20, LAW, dwell=5).doubt == grip.doubt, "not of that"
+        doubts.append(cut(grip, now + 5, LAW, dwell=5, shows=15).doubt)
+        assert cut(grip, now + 20, LAW, dwell=5, shows=15).doubt == grip.doubt, "not of that"
     assert doubts == [10, 20, 40, 80, 160, 320, 600, 600, 600]
 
 
 def test_unknown_cause_is_let_go_slowly_but_wholly() -> None:
-    grip = cut(Grip(floor=0.2), 0, LAW, dwell=5)
+    grip = cut(Grip(floor=0.2), 0, LAW, dwell=5, shows=15)
     shares = []
     for now in range(1, 30):
         grip = ease(grip, now, LAW, dwell=5, value=None)
@@ -162,11 +162,11 @@ def test_unknown_cause_is_let_go_slowly_but_wholly() -> None:
 
 def test_relapse_at_the_floor_opens_a_new_time_box() -> None:
     grip = Grip(floor=0.7)
-    grip = cut(grip, 0, LAW, dwell=5)
+    grip = cut(grip, 0, LAW, dwell=5, shows=15)
     assert overdue(grip, 30, LAW)
     grip = ease(grip, 31, LAW, dwell=5, value=QUIET)
     assert not overdue(grip, 62, LAW)
-    grip = cut(grip, 62, LAW, dwell=5)
+    grip = cut(grip, 62, LAW, dwell=5, shows=15)
     assert not overdue(grip, 70, LAW)
     assert overdue(grip, 92, LAW)
 
@@ -205,7 +205,7 @@ def test_invariants_for_any_sequence(steps: list[tuple[str, float]]) -> None:
         before = grip
         trouble = sample == "trouble"
         if trouble:
-            grip = cut(grip, now, LAW, dwell=5)
+            grip = cut(grip, now, LAW, dwell=5, shows=15)
         else:
             value = None if sample == "unknown" else Seen(sample == "ample")
             grip = ease(grip, now, LAW, dwell=5, value=value)
@@ -226,7 +226,7 @@ def boxed(samples: list[bool]) -> float | None:
     """Seconds until a lever at its floor is overdue, with one sample a second; None if never."""
     grip = Grip(floor=0.2)
     while not grip.at_floor:
-        grip = cut(grip, 0.0, LAW, dwell=0)
+        grip = cut(grip, 0.0, LAW, dwell=0, shows=15)
     for second, over in enumerate(samples, 1):
         grip = judged(grip, float(second), float(second), over=over)
         if overdue(grip, float(second), LAW):
