@@ -15,9 +15,9 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 .PHONY: setup
-setup: $(READY) $(TOOLS)/.ready ## the virtual environment and the tools the tests use
+setup: $(READY) $(TOOLS)/.ready ## the virtual environment, .venv/bin/gpuagent and the tools the tests use
 
-$(READY): packaging/lock/dev.txt .ci/setup
+$(READY): packaging/lock/dev.txt pyproject.toml .ci/setup
 	.ci/setup venv "$(PYTHON)" "$(VENV)" packaging/lock/dev.txt
 	touch $@
 
@@ -27,7 +27,7 @@ $(TOOLS)/.ready: .ci/setup
 
 .PHONY: demo
 demo: $(READY) ## the agent on a simulated host beside the same host without it: a live table for one minute
-	$(PY) -m gpuagent demo $(DEMO)
+	$(VENV)/bin/gpuagent demo $(DEMO)
 
 .PHONY: demo-host
 demo-host: $(READY) ## the real daemon on a fake driver and real cgroups: growth, heat, kill -9, all put back
@@ -35,7 +35,7 @@ demo-host: $(READY) ## the real daemon on a fake driver and real cgroups: growth
 
 .PHONY: evaluate
 evaluate: $(READY) ## the agent against other policies on the simulated host; report and plots in build/evaluate
-	$(PY) -m gpuagent evaluate --out build/evaluate $(EVALUATE)
+	$(VENV)/bin/gpuagent evaluate --out build/evaluate $(EVALUATE)
 
 .PHONY: test
 test: setup lint types ## lint, types and all fast tests; under 10 minutes on two cores

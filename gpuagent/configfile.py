@@ -7,6 +7,7 @@
 import hashlib
 import os
 import stat
+import time
 
 import msgspec
 import tomli
@@ -82,7 +83,7 @@ def _pair(config: Config, text: str, source: str) -> tuple[tuple[str, ...], tupl
 
     wrong = tlspair.problems(api.tls_certificate, api.tls_key)
     troubles = _with_lines([Problem(("api", key), what) for key, what in wrong], text, source)
-    return tuple(troubles), tlspair.doubts(api.tls_key)
+    return tuple(troubles), tlspair.doubts(api.tls_certificate, api.tls_key, wall=time.time())
 
 
 def parse(text: str, *, source: str) -> Config:

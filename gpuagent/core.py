@@ -21,11 +21,11 @@ from gpuagent.config import Config
 from gpuagent.decide import POLICIES
 from gpuagent.errands import Errands
 from gpuagent.host.notify import Notify
-from gpuagent.leases import Leases
+from gpuagent.leases import Leases, used_in
 from gpuagent.loop import Loop
 from gpuagent.model.plan import Posture
 from gpuagent.model.state import Event
-from gpuagent.ports import Host, Latencies, Policy
+from gpuagent.ports import Actuator, Host, Latencies, Policy, Sensor
 from gpuagent.publish import Publisher
 from gpuagent.record import FlightRecorder
 from gpuagent.sensing import PATIENCE_SECONDS, Sensing
@@ -80,45 +80,10 @@ class Core:
         self._kept = kept
         self._notify = notify
         self._policies = policies
-        self.actuators = act.actuators(
-            act.Means(
-                cgroups=host.cgroups,
-                gpus=host.gpus,
-                cpu_period_seconds=config.backpressure.cpu_period,
-            )
-        )
-        self.reconciler = Reconciler(
-            actuators=self.actuators,
-            ledger=kept.ledger,
-            audit=kept.audit,
-            clock=host.clock,
-            wake=self.wake,
-        )
-        self.errands = Errands(
-            gpus=host.gpus,
-            mark=kept.mark,
-            leases=kept.leases,
-            tokens=kept.tokens,
-            reload=reread,
-            wake=self.wake,
-            posture=lambda: self.loop.posture,
-            take=self.take,
-            shown=lambda: self.publisher.shown(host.clock.now().mono),
-        )
-        self.sensors = sense.sensors(
-            sense.Means(
-                config=config,
-                gpus=host.gpus,
-                cgroups=host.cgroups,
-                processes=host.processes,
-                events=host.events,
-                node=host.node,
-                kernel_log=host.kernel_log,
-                clock=host.clock,
-                agent_pid=agent_pid,
-                latencies=latencies,
-            )
-        )
+        self.actuators = self._actuators(config)
+        self.reconciler = self._reconciler()
+        self.errands = self._errands(reread)
+        self.sensors = self._sensors(config, agent_pid, latencies)
         books = Books(kept.ledger, kept.audit)
         self.loop = Loop(
             clock=host.clock,
@@ -133,6 +98,57 @@ class Core:
             tick_seconds=config.tick,
         )
         self._watch_marks(config)
+        self.publisher.listen(self._learn)
+
+    def _actuators(self, config: Config) -> tuple[Actuator, ...]:
+        return act.actuators(
+            act.Means(
+                cgroups=self._host.cgroups,
+                gpus=self._host.gpus,
+                cpu_period_seconds=config.backpressure.cpu_period,
+            )
+        )
+
+    def _reconciler(self) -> Reconciler:
+        return Reconciler(
+            actuators=self.actuators,
+            ledger=self._kept.ledger,
+            audit=self._kept.audit,
+            clock=self._host.clock,
+            wake=self.wake,
+        )
+
+    def _errands(self, reread: Reread) -> Errands:
+        clock = self._host.clock
+        return Errands(
+            gpus=self._host.gpus,
+            mark=self._kept.mark,
+            leases=self._kept.leases,
+            tokens=self._kept.tokens,
+            reload=reread,
+            wake=self.wake,
+            posture=lambda: self.loop.posture,
+            take=self.take,
+            shown=lambda: self.publisher.shown(clock.now().mono),
+            tell=lambda kind, text: self.event(kind, text, alert=False),
+        )
+
+    def _sensors(self, config: Config, agent_pid: int, latencies: Latencies) -> tuple[Sensor, ...]:
+        host = self._host
+        return sense.sensors(
+            sense.Means(
+                config=config,
+                gpus=host.gpus,
+                cgroups=host.cgroups,
+                processes=host.processes,
+                events=host.events,
+                node=host.node,
+                kernel_log=host.kernel_log,
+                clock=host.clock,
+                agent_pid=agent_pid,
+                latencies=latencies,
+            )
+        )
 
     def wake(self, why: str) -> None:
         self.loop.wake(why)
@@ -154,6 +170,12 @@ class Core:
                 "gpu_temperature_celsius": law.temperature_high,
             }
         )
+
+    def _learn(self) -> None:
+        """A run after this one is to know what tenants used before an override held them."""
+        snapshot = self.publisher.latest()
+        if snapshot is not None and snapshot.posture.acts:
+            self._kept.leases.learn(used_in(snapshot.plan))
 
     def take(self, posture: Posture) -> None:
         """Be in this posture from the next tick on, which comes at once."""

@@ -19,7 +19,7 @@ from gpuagent.act.ledger import Ledger, boot_id
 from gpuagent.act.record import Target
 from gpuagent.act.restore import Occasion, Report, failed
 from gpuagent.clock import SystemClock, patiently
-from gpuagent.config import Api
+from gpuagent.config import Api, Config
 from gpuagent.configfile import Loaded, changed_needs_restart, describe, load
 from gpuagent.core import Core, Kept
 from gpuagent.decide.merge import Violation
@@ -31,10 +31,11 @@ from gpuagent.expose.network import Remote
 from gpuagent.expose.server import Server
 from gpuagent.host.machine import Machine
 from gpuagent.host.notify import Notify
+from gpuagent.keptfile import replace_file
 from gpuagent.leases import Leases
 from gpuagent.model.plan import Posture, Reload
 from gpuagent.sense.mail import LatencyMail, marks
-from gpuagent.starts import CRASHES_TO_OBSERVE, PauseMark, Starts, replace_file
+from gpuagent.starts import CRASHES_TO_OBSERVE, PauseMark, Starts
 from gpuagent.tokens import TokenBook
 
 EX_OK = 0
@@ -45,6 +46,8 @@ EX_BUG = 70
 _FIRST_LOOK_SECONDS = 0.5
 """How long the first decision waits for the cards to be read once."""
 _READY_SECONDS = 60.0
+_LISTENER_SECONDS = 5.0
+"""How long a reload waits to hear whether the certificate can be used."""
 _STOP_SECONDS = 12.0
 """How long a stop tries to put back what cannot be at once: a driver that hangs gets a new reader."""
 
@@ -62,6 +65,8 @@ class Agent:
         config = loaded.config
         self._loaded = loaded
         self._started_with = config
+        self._settings = describe(config)
+        """As it is told: made once, for all who ask."""
         self._clock = SystemClock()
         self._notify = Notify.from_environment(os.environ)
         state_dir = config.paths.state_dir
@@ -79,7 +84,12 @@ class Agent:
 
         self._host = Machine(config.paths, config.nvml, clock=self._clock, wake=self.wake)
         self._latencies = LatencyMail(self.wake)
-        self._core = Core(
+        self._core = self._made_core(config)
+        self._latencies.watch(marks(config))
+        self._server = self._made_server(config)
+
+    def _made_core(self, config: Config) -> Core:
+        return Core(
             config,
             host=self._host,
             kept=Kept(
@@ -95,11 +105,12 @@ class Agent:
             notify=self._notify,
             latencies=self._latencies,
         )
-        self._latencies.watch(marks(config))
-        self._server = Server(
+
+    def _made_server(self, config: Config) -> Server:
+        return Server(
             Sources(
                 latest=self._core.publisher.latest,
-                settings=lambda: describe(self._loaded.config),
+                settings=lambda: self._settings,
                 clock=self._clock,
                 version=gpuagent.__version__,
                 listen=self._core.publisher.listen,
@@ -224,8 +235,11 @@ class Agent:
             self._starts.end()
         if not self._ledger.entries:
             trail.wipe(self._started_with.paths)
+        # Revoked and dropped are to stay so: this is the last chance to have them written.
+        await asyncio.gather(self._leases.close(), self._tokens.close())
         await self._ledger.close()
         await asyncio.to_thread(self._audit.close)
+        _log.info("stopped", put_back=sum(i.what == "put back" for i in report), exit_code=code)
         return code
 
     # -- commands ------------------------------------------------------------------------------------
@@ -261,7 +275,15 @@ class Agent:
             "reloaded", f"configuration {loaded.path} read again for {by}", alert=False
         )
         late = f"; in force after a restart: {', '.join(restart)}" if restart else ""
-        return f"configuration {loaded.path} is in force{late}"
+        return f"configuration {loaded.path} is in force{late}{await self._network_trouble()}"
+
+    async def _network_trouble(self) -> str:
+        """What the network listener says of its files, now that they have been read again."""
+        network = self._server.network
+        if network is None:
+            return ""
+        await patiently(network.tried.wait(), _LISTENER_SECONDS)
+        return f"; but the network listener: {network.why}" if network.why else ""
 
     def _check_paths(self, loaded: Loaded) -> None:
         """Where the books are cannot change while something is held. Raises ConfigError."""
@@ -276,7 +298,7 @@ class Agent:
 
     def _apply(self, loaded: Loaded) -> None:
         config = loaded.config
-        self._loaded = loaded
+        self._loaded, self._settings = loaded, describe(config)
         self._host.gpus.reconfigure(config.nvml)
         self._core.configure(config)
         self._latencies.watch(marks(config))
@@ -290,7 +312,14 @@ class Agent:
     # -- small things --------------------------------------------------------------------------------
 
     def _access(self) -> Access:
-        return Access(self._server.listeners(), self._tokens.listed(), self._tokens.trouble)
+        network = self._server.network
+        return Access(
+            self._server.listeners(),
+            self._tokens.listed(),
+            self._tokens.trouble,
+            None if network is None else network.certificate_ends_wall,
+            "; ".join(t for t in (self._tokens.unsaved, self._leases.trouble) if t),
+        )
 
     def _first_posture(self) -> Posture:
         paused = self._mark.read()

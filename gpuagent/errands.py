@@ -9,7 +9,9 @@ import structlog
 
 from gpuagent.errors import AgentError, Unavailable, Unsupported
 from gpuagent.inbox import Letter
+from gpuagent.keptfile import Disk, Hung
 from gpuagent.leases import Leases
+from gpuagent.model.lease import utc
 from gpuagent.model.plan import (
     Command,
     DropOverride,
@@ -24,6 +26,7 @@ from gpuagent.model.plan import (
     Snapshot,
     Unpause,
 )
+from gpuagent.model.token import Token
 from gpuagent.ports import Gpus, Wake
 from gpuagent.starts import PauseMark
 from gpuagent.tokens import TokenBook
@@ -46,10 +49,12 @@ class Errands:
         posture: Callable[[], Posture],
         take: Callable[[Posture], None],
         shown: Callable[[], Coroutine[Any, Any, Snapshot | None]],
+        tell: Callable[[str, str], None] = lambda _kind, _text: None,
     ) -> None:
         """`tokens` is None where none are kept. `posture` tells the one in force, `take` replaces it; `reload` reads the configuration.
 
         `shown` waits for the first picture that was made after now; None if none comes soon.
+        `tell` makes an event of a kind and a text: of what leaves no other trace.
         """
         self._gpus = gpus
         self._mark = mark
@@ -60,6 +65,8 @@ class Errands:
         self._posture = posture
         self._take = take
         self._shown = shown
+        self._tell = tell
+        self._disk = Disk()
         self._marking = asyncio.Lock()
         """Marks are written off the loop, and in the order in which they were asked for."""
         self._group: asyncio.TaskGroup | None = None
@@ -68,12 +75,14 @@ class Errands:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            keeping = group.create_task(self._leases.run())
+            books = (self._leases,) if self._tokens is None else (self._leases, self._tokens)
+            keeping = [group.create_task(book.run()) for book in books]
             try:
                 await asyncio.Event().wait()
             finally:
                 self._group = None
-                keeping.cancel()
+                for task in keeping:
+                    task.cancel()
 
     def obey(self, letter: Letter) -> None:
         """Begin what a command asks; the tick that called goes on at once."""
@@ -112,11 +121,11 @@ class Errands:
                 async with self._marking:
                     # Once more: an unpause that came just before it has been carried out since.
                     self._change(paused=True)
-                    await asyncio.to_thread(self._mark.set, by)
+                    await self._keep_pause(by)
                 return ""
             case Unpause():
                 async with self._marking:
-                    await asyncio.to_thread(self._mark.clear)
+                    await self._disk.do(self._mark.clear)
                     self._change(paused=False)
                 return f"no longer paused; the configured mode is {self._posture().mode}"
             case Reload(by=by):
@@ -135,9 +144,20 @@ class Errands:
             case DropOverride(id=name):
                 return await self._leases.drop(name)
             case IssueToken(token=token, digest=digest):
-                return await self._book().issue(token, digest)
-            case RevokeToken(id=token_id):
-                return await self._book().revoke(token_id)
+                done = await self._book().issue(token, digest)
+                self._tell("token-issued", _issued(token))
+                return done
+            case RevokeToken(id=token_id, by=by):
+                done = await self._book().revoke(token_id)
+                self._tell("token-revoked", f"token {token_id} is revoked by {by}")
+                return done
+
+    async def _keep_pause(self, by: str) -> None:
+        """Raises Unavailable where a restart will not remember it."""
+        try:
+            await self._disk.do(lambda: self._mark.set(by))
+        except Hung as error:
+            raise Unavailable(f"paused, but a restart may not remember it: {error}") from error
 
     def _book(self) -> TokenBook:
         if self._tokens is None:
@@ -146,6 +166,14 @@ class Errands:
 
     def _change(self, **fields: bool) -> None:
         self._take(msgspec.structs.replace(self._posture(), **fields))
+
+
+def _issued(token: Token) -> str:
+    """All that may be known of a new token: neither its secret nor what is kept of that."""
+    return (
+        f"token {token.id} is issued by {token.by}, valid until {utc(token.expires_wall)}, "
+        f"with the scopes {', '.join(token.scopes)}"
+    )
 
 
 def _leave_nobody_waiting(answer: "asyncio.Future[str]") -> None:

@@ -44,7 +44,11 @@ def _clean_up_elsewhere(loaded: Loaded) -> None:
         paths.cgroup_root,
     ):
         return
-    _log.warning("the run before used other paths: what it left is put back first", paths=earlier)
+    _log.warning(
+        "the run before used other paths: what it left is put back first",
+        state_dir=earlier.state_dir,
+        cgroup_root=earlier.cgroup_root,
+    )
     tell(put_back_at(msgspec.structs.replace(loaded.config, paths=earlier), Occasion.BY_HAND))
 
 

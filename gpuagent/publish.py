@@ -15,7 +15,7 @@ from gpuagent.host.notify import Notify
 from gpuagent.log import HealthChanges
 from gpuagent.model.audit import Action
 from gpuagent.model.inventory import on_tenant
-from gpuagent.model.plan import Hold, Snapshot
+from gpuagent.model.plan import Hold, Snapshot, plainly
 from gpuagent.model.state import EVENT_KINDS, Event, KnobKey, Outcome
 from gpuagent.model.vocab import On
 
@@ -143,7 +143,10 @@ class Shares:
         """Of those that are left less than all; as it was last told."""
 
     def news(self, snapshot: Snapshot) -> Iterator[Event]:
-        """Events for the tenants whose share has moved by `SHARE_STEP`, or has become whole again."""
+        """Events for the tenants whose share has moved by `SHARE_STEP`, or has become whole again.
+
+        Its own user is told of them: they name nobody else, nor what another is promised.
+        """
         now = _tightest(snapshot.holds)
         at = snapshot.state.now.mono
         present = {t.name for t in snapshot.state.inventory.tenants or ()}
@@ -172,7 +175,7 @@ def _share_event(name: str, hold: Hold | None, at: float, *, cut: bool) -> Event
         text, share = f"tenant {name} is held back no longer", 1.0
     else:
         share = hold.share
-        text = f"tenant {name} is left {share * 100:.0f} % of its usual activity: {hold.why}"
+        text = f"tenant {name} is left {share * 100:.0f} % of its usual activity: {plainly(hold.cause)}"
     return Event(kind, at, text, on_tenant(name), (("share_ratio", share),))
 
 

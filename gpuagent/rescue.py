@@ -1,10 +1,8 @@
 """`gpuagent restore`: puts back what the ledger holds, without a daemon and with a broken file, too."""
 
 import asyncio
-import re
 
 import msgspec
-import tomli
 
 from gpuagent import act, trail
 from gpuagent.act.audit import AuditLog
@@ -17,13 +15,9 @@ from gpuagent.configfile import load
 from gpuagent.errors import ConfigError, Refused
 from gpuagent.host.cgroups import CgroupTree
 from gpuagent.host.nvml import NvmlGpus
+from gpuagent.salvage import salvaged
 
 _NVML_PATIENCE_SECONDS = 5.0
-_MOST_CHARACTERS = 1 << 20
-_PATHS = ("state_dir", "socket", "cgroup_root", "nvml_library")
-_PATH_LINE = re.compile(
-    r"""^\s*(state_dir|socket|cgroup_root|nvml_library)\s*=\s*["']([^"'\n]*)["']""", re.MULTILINE
-)
 
 
 def restore(config_path: str, *, rescue: bool) -> Report:
@@ -48,8 +42,8 @@ def restore(config_path: str, *, rescue: bool) -> Report:
     report = put_back_at(config, Occasion.RESCUE if rescue else Occasion.BY_HAND)
     if guessed and not report:
         raise Refused(
-            f"{config_path} does not say where the ledger is, and there is nothing in "
-            f"{config.paths.state_dir}: mend the file or name another with --config\n{guessed}"
+            f"{guessed}\nSo it is not known where the ledger is, and there is nothing in "
+            f"{config.paths.state_dir}: name the agent's configuration with --config"
         )
     return report
 
@@ -58,21 +52,6 @@ def put_back_at(config: Config, occasion: Occasion) -> Report:
     """Put back what the ledger of this configuration's state directory holds. Blocks."""
     with hold(config.paths.state_dir):
         return asyncio.run(_restore(config, occasion))
-
-
-def salvaged(config_path: str) -> dict[str, str]:
-    """The paths by key that a file names which is not valid as a whole."""
-    try:
-        with open(config_path, encoding="utf-8", errors="replace") as file:
-            text = file.read(_MOST_CHARACTERS)
-    except OSError:
-        return {}
-    try:
-        table = tomli.loads(text).get("paths", {})
-    except tomli.TOMLDecodeError:
-        table = dict(_PATH_LINE.findall(text))
-    found = table if isinstance(table, dict) else {}
-    return {k: v for k in _PATHS if isinstance(v := found.get(k), str) and v.startswith("/")}
 
 
 async def _restore(config: Config, occasion: Occasion) -> Report:

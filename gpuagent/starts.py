@@ -5,10 +5,13 @@ import os
 
 import msgspec
 
-from gpuagent.errors import Refused
+from gpuagent.errors import Unavailable
+from gpuagent.keptfile import read_file, replace_file
 
 CRASH_WINDOW_SECONDS = 600.0
 CRASHES_TO_OBSERVE = 3
+_BOOK_MOST_BYTES = 65536
+_MARK_MOST_BYTES = 256
 
 
 class _Book(msgspec.Struct):
@@ -50,8 +53,7 @@ class Starts:
 
     def _read(self) -> _Book:
         try:
-            with open(self._path, "rb") as file:
-                return msgspec.json.decode(file.read(65536), type=_Book)
+            return msgspec.json.decode(read_file(self._path, _BOOK_MOST_BYTES), type=_Book)
         except (OSError, msgspec.DecodeError, RecursionError):
             return _Book()
 
@@ -69,41 +71,28 @@ class PauseMark:
     def read(self) -> str | None:
         """Who asked for it; None while there is no pause. Unreadable counts as paused."""
         try:
-            with open(self._path, encoding="utf-8", errors="replace") as file:
-                return file.read(256).strip() or "somebody"
+            by = read_file(self._path, _MARK_MOST_BYTES)[:_MARK_MOST_BYTES]
+            return by.decode("utf-8", "replace").strip() or "somebody"
         except FileNotFoundError:
             return None
         except OSError:
             return "somebody (the mark cannot be read)"
 
     def set(self, by: str) -> None:
-        """Raises Refused if it cannot be kept over a restart."""
+        """Raises Unavailable if it cannot be kept over a restart."""
         try:
             replace_file(self._path, by.encode("utf-8", "replace"))
         except OSError as error:
-            raise Refused(
-                f"paused, but a restart will not remember it: {self._path}: {error.strerror}"
+            raise Unavailable(
+                f"paused, but a restart will not remember it: {self._path}: {error.strerror}; put "
+                "that in order, then pause once more"
             ) from error
 
     def clear(self) -> None:
-        """Raises Refused if the mark cannot be removed."""
+        """Raises Unavailable if the mark cannot be removed."""
         try:
             os.unlink(self._path)
         except FileNotFoundError:
             return
         except OSError as error:
-            raise Refused(f"cannot remove {self._path}: {error.strerror}") from error
-
-
-def replace_file(path: str, content: bytes, mode: int = 0o600) -> None:
-    """Write a whole file so that a reader sees the old one or the new one, never a part."""
-    fresh = f"{path}.new"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
-    try:
-        left = memoryview(content)
-        while left:  # on a disk that is nearly full, what fits is written first
-            left = left[os.write(fd, left) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(fresh, path)
+            raise Unavailable(f"cannot remove {self._path}: {error.strerror}") from error

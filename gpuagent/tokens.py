@@ -8,17 +8,17 @@ import asyncio
 import hmac
 import math
 import os
-import stat
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from gpuagent.clock import Clock
-from gpuagent.errors import Gone, Refused
+from gpuagent.errors import Gone, Refused, Unavailable
+from gpuagent.keptfile import Disk, KeptFile, doubt
 from gpuagent.model.state import Instant
 from gpuagent.model.token import SCOPES_MOST, Token, digest, id_in, scope_trouble
-from gpuagent.starts import replace_file
 
 TOKENS_MOST = 256
 _FILE_MOST_BYTES = 4 * 1024 * 1024
@@ -44,30 +44,59 @@ class _Record:
 
     def __init__(self, entry: _Entry, now: Instant) -> None:
         self.entry = entry
-        self._until_mono = math.inf
-        self.valid(now)  # the clocks as they are now are the first witnesses of when it ends
+        self._first_end = math.inf
+        self._last_end = -math.inf
+        """Monotonic seconds of the earliest and of the latest end that the clocks have told."""
+        self._ask(now)  # the clocks as they are now are the first witnesses of when it ends
 
     def valid(self, now: Instant) -> bool:
         """Whether it has not ended by the earliest end that the clocks have told in this run.
 
         A wall clock that is set back, by mistake or on purpose, makes nothing valid again.
         """
-        left = self.entry.token.expires_wall - now.wall
-        self._until_mono = min(self._until_mono, now.mono + left)
-        return now.mono < self._until_mono
+        self._ask(now)
+        return now.mono < self._first_end
+
+    def kept(self, now: Instant) -> bool:
+        """Whether it has its place in the file: until it has ended by the latest end.
+
+        A wall clock that was wrong for a moment must not cost anybody a token for good.
+        """
+        self._ask(now)
+        return now.mono < self._last_end
+
+    def _ask(self, now: Instant) -> None:
+        end = now.mono + self.entry.token.expires_wall - now.wall
+        self._first_end = min(self._first_end, end)
+        self._last_end = max(self._last_end, end)
 
 
 class TokenBook:
     """All tokens of one state directory. Reads its file when it is made."""
 
-    def __init__(self, directory: str, clock: Clock) -> None:
+    def __init__(self, directory: str, clock: Clock, disk: Disk | None = None) -> None:
         self._path = os.path.join(directory, "tokens.json")
+        self._file = KeptFile(self._path, lambda: _made(self._kept()), clock=clock, disk=disk)
         self._clock = clock
-        self._writing = asyncio.Lock()
         self._records: dict[str, _Record] = {}
+        self._lingering: dict[str, None] = {}
+        """Ids of those that were revoked and may be in the file still, as far as anybody was told."""
         self.trouble = ""
         """Why no token is valid, with what to do; empty while the file is as it should be."""
         self._take(_read(self._path))
+
+    @property
+    def unsaved(self) -> str:
+        """Why a restart would find others valid; empty while the disk takes what it is given."""
+        return self._file.trouble
+
+    async def run(self) -> None:
+        """Until cancelled: the file is made to hold what is valid, however often that takes."""
+        await self._file.run()
+
+    async def close(self) -> None:
+        """Write what the file does not hold yet, at the end; for no longer than a write may take."""
+        await self._file.close()
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -88,64 +117,82 @@ class TokenBook:
         now = self._clock.now()
         return {i: r for i, r in self._records.items() if r.valid(now)}
 
+    def _kept(self) -> dict[str, _Record]:
+        now = self._clock.now()
+        return {i: r for i, r in self._records.items() if r.kept(now)}
+
     # -- changing ------------------------------------------------------------------------------------
 
     async def issue(self, token: Token, kept: str) -> str:
-        """Make a token valid, of whose text `kept` is the digest. Raises Refused."""
-        async with self._writing:
+        """Make a token valid, of whose text `kept` is the digest.
+
+        Raises Refused; Unavailable where it cannot be kept. Then it is not valid.
+        """
+        async with self._file.changing:
             if self.trouble:
                 raise Refused(self.trouble)
-            records = self._valid()
-            if len(records) >= TOKENS_MOST:
+            records, valid = self._kept(), self._valid()
+            if len(valid) >= TOKENS_MOST:
                 raise Refused(
                     f"{TOKENS_MOST} tokens are valid already; revoke one that is not used"
                 )
             if token.id in records:
                 raise Refused("that id is taken by chance; ask again")
+            for doubtful in [i for i in records if i not in valid][: _over(records)]:
+                del records[doubtful]
             records[token.id] = _Record(_Entry(token, kept), self._clock.now())
             try:
-                await self._write(records)
-            except OSError as error:
-                raise Refused(
-                    f"the token cannot be kept: {self._path}: {error.strerror}"
-                ) from error
+                await self._file.write(_made(records))
+            except Unavailable as error:
+                raise Unavailable(f"the token cannot be kept: {error}") from error
             self._records = records
         return f"token {token.id} is valid"
 
     async def revoke(self, token_id: str) -> str:
-        """From now on it is invalid. Raises Gone; Refused where a restart would make it valid again."""
-        async with self._writing:
-            records = self._valid()
-            if records.pop(token_id, None) is None:
+        """From now on it is invalid.
+
+        Raises Gone; Unavailable where a restart would make it valid again, as long as that is so.
+        """
+        async with self._file.changing:
+            records = self._kept()
+            if records.pop(token_id, None) is None and token_id not in self._lingering:
                 raise Gone(
                     f"there is no valid token {token_id!r}; `gpuagent token list` shows those there are"
                 )
             # First in force, then in the file: it must not let anybody in while the disk is slow.
             self._records = records
+            self._lingering = dict.fromkeys([*self._lingering, token_id][-TOKENS_MOST:])
             try:
-                await self._write(records)
-            except OSError as error:
-                raise Refused(
-                    f"revoked, but a restart would make it valid again: {self._path}: {error.strerror}"
+                await self._file.write()
+            except Unavailable as error:
+                raise Unavailable(
+                    f"revoked, but a restart may make it valid again: {error}"
                 ) from error
+            del self._lingering[token_id]
         return f"token {token_id} is revoked"
 
     async def reread(self) -> None:
         """Look again whether a file that was in trouble has been put in order."""
-        async with self._writing:
+        async with self._file.changing:
             if self.trouble:
                 self._take(await asyncio.to_thread(_read, self._path))
-
-    async def _write(self, records: dict[str, _Record]) -> None:
-        """Raises OSError."""
-        content = msgspec.json.encode(_File(tokens=tuple(r.entry for r in records.values())))
-        await asyncio.to_thread(replace_file, self._path, content)
 
     def _take(self, found: tuple[_Entry, ...] | str) -> None:
         self.trouble = found if isinstance(found, str) else ""
         entries = () if isinstance(found, str) else found
         now = self._clock.now()
         self._records = {e.token.id: _Record(e, now) for e in entries}
+
+
+def _made(records: dict[str, _Record]) -> Callable[[], bytes]:
+    """What makes the content of the file."""
+    file = _File(tokens=tuple(r.entry for r in records.values()))
+    return lambda: msgspec.json.encode(file)
+
+
+def _over(records: dict[str, _Record]) -> int:
+    """How many have to go so that there is room for one more."""
+    return max(0, len(records) + 1 - TOKENS_MOST)
 
 
 def _read(path: str) -> tuple[_Entry, ...] | str:
@@ -157,9 +204,9 @@ def _read(path: str) -> tuple[_Entry, ...] | str:
     except OSError as error:
         return _untrusted(path, f"it cannot be opened: {error.strerror}")
     try:
-        doubt = _doubt(os.fstat(descriptor))
-        if doubt:
-            return _untrusted(path, doubt)
+        why = doubt(os.fstat(descriptor))
+        if why:
+            return _untrusted(path, why)
         with open(descriptor, "rb", closefd=False) as file:
             raw = file.read(_FILE_MOST_BYTES)
         found = msgspec.json.decode(raw, type=_File)
@@ -172,15 +219,6 @@ def _read(path: str) -> tuple[_Entry, ...] | str:
     return (
         found.tokens if _sound(found) else _untrusted(path, "it is damaged, or of a later version")
     )
-
-
-def _doubt(status: os.stat_result) -> str:
-    """Whoever can write the file gives himself what rights he likes."""
-    if not stat.S_ISREG(status.st_mode):
-        return "it is no regular file"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or status.st_uid not in (0, os.geteuid()):
-        return "others can write it"
-    return ""
 
 
 def _sound(file: _File) -> bool:

@@ -11,14 +11,16 @@ import stat
 import msgspec
 
 from gpuagent.config import Paths
-from gpuagent.starts import replace_file
+from gpuagent.keptfile import replace_file
 
-_NAME = "gpuagent.paths"
+_SUFFIX = ".paths"
 _MOST_BYTES = 65536
 
 
 def _place(paths: Paths) -> str:
-    return os.path.join(os.path.dirname(paths.socket), _NAME)
+    """Named after the socket: two agents may have theirs in one folder."""
+    stem, suffix = os.path.splitext(paths.socket)
+    return f"{paths.socket if suffix == _SUFFIX else stem}{_SUFFIX}"
 
 
 def leave(paths: Paths) -> None:

@@ -45,6 +45,7 @@ class Desk:
         self.woken: list[str] = []
         self.reloads: list[str] = []
         self.reload_fails: Exception | None = None
+        self.told: list[tuple[str, str]] = []
         self.picture: Snapshot | None = Snapshot(NodeState(Instant(0, 0)), self.posture)
         self.gate: asyncio.Event | None = None
         self.errands = Errands(
@@ -57,6 +58,7 @@ class Desk:
             posture=lambda: self.posture,
             take=self._take,
             shown=self._shown,
+            tell=lambda kind, text: self.told.append((kind, text)),
         )
         self.task = asyncio.create_task(self.errands.run())
 
@@ -137,7 +139,7 @@ async def test_the_later_of_pause_and_unpause_counts(desk: Desk) -> None:
 
 async def test_a_pause_that_cannot_be_kept_is_in_force_and_says_so(desk: Desk) -> None:
     desk.folder.rmdir()
-    with pytest.raises(Refused, match="a restart will not remember it"):
+    with pytest.raises(Unavailable, match="a restart will not remember it"):
         await desk.do(Pause("uid 0"))
     assert desk.paused()
     desk.folder.mkdir()
@@ -147,7 +149,7 @@ async def test_an_unpause_that_cannot_be_kept_is_not_in_force(desk: Desk) -> Non
     await desk.do(Pause("uid 0"))
     (desk.folder / "paused").unlink()
     (desk.folder / "paused").mkdir()
-    with pytest.raises(Refused, match="cannot remove"):
+    with pytest.raises(Unavailable, match="cannot remove"):
         await desk.do(Unpause("uid 0"))
     assert desk.paused()
 
@@ -257,6 +259,11 @@ async def test_tokens_are_the_books_business(tmp_path: Path) -> None:
     assert book.known(text) is not None
     assert "revoked" in await desk.do(RevokeToken("user 0", "0badcafe"))
     assert book.known(text) is None
+    (issued, revoked) = desk.told
+    assert issued[0] == "token-issued"
+    assert all(word in issued[1] for word in ("0badcafe", "user 0", "scopes read", "UTC"))
+    assert revoked == ("token-revoked", "token 0badcafe is revoked by user 0")
+    assert not any(secret in str(desk.told) for secret in (text, text[-20:], digest(text)))
     with pytest.raises(Gone):
         await desk.do(RevokeToken("user 0", "0badcafe"))
     desk.task.cancel()

@@ -4,7 +4,8 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,11 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuagent.errors import Gone, Refused
+from gpuagent.errors import Gone, Refused, Unavailable
+from gpuagent.keptfile import Disk, Hung
 from gpuagent.leases import Leases
 from gpuagent.model.inventory import Subject, on_gpu, on_tenant
-from gpuagent.model.lease import MOST_LEASES, TTL_MAX_SECONDS, Lease, Override
+from gpuagent.model.lease import MOST_LEASES, MOST_USED, TTL_MAX_SECONDS, Lease, Override, Used
 from gpuagent.model.state import Instant
+
+
+def waiting(answers: threading.Event) -> Callable[[], None]:
+    """A call that hangs until the disk answers."""
+
+    def call() -> None:
+        answers.wait(30)
+
+    return call
 
 
 class Clock:
@@ -73,7 +84,8 @@ async def test_it_is_in_force_until_its_time_is_over_and_again_after_a_kill(tmp_
     assert lease.until == 1060.0
     clock.advance(45)
     again = book(tmp_path, clock)
-    assert again.active(clock.now()) == (lease,), "nobody said goodbye, nothing is lost"
+    resumed = msgspec.structs.replace(lease, resumed=True)
+    assert again.active(clock.now()) == (resumed,), "nobody said goodbye, nothing is lost"
     clock.advance(14.9)
     assert names(again, clock) == ["quiet"]
     clock.advance(0.1)
@@ -169,6 +181,87 @@ async def test_what_has_ended_leaves_the_file(tmp_path: Path) -> None:
         await until_file(tmp_path, 0)
 
 
+async def test_the_end_of_one_is_written_again_until_the_disk_takes_it(tmp_path: Path) -> None:
+    clock = Clock()
+    leases = book(tmp_path, clock)
+    async with kept_up(leases):
+        await leases.set(override())
+        block(tmp_path)
+        clock.advance(61)
+        assert leases.active(clock.now()) == ()
+        began = clock.mono
+        await until(lambda: clock.mono > began + 10)
+        (tmp_path / "overrides.json.new").rmdir()
+        await until_file(tmp_path, 0)
+
+
+async def test_one_that_could_not_be_written_is_not_in_the_file_either(tmp_path: Path) -> None:
+    """The write may have failed after the file was replaced."""
+    clock = Clock()
+    leases = book(tmp_path, clock)
+    await leases.set(override())
+    replaced = (tmp_path / "overrides.json").read_bytes()
+    await leases.drop("quiet")
+    block(tmp_path)
+    with pytest.raises(Unavailable, match="would not remember"):
+        await leases.set(override())
+    (tmp_path / "overrides.json.new").rmdir()
+    (tmp_path / "overrides.json").write_bytes(replaced)
+    async with kept_up(leases):
+        await until_file(tmp_path, 0)
+
+
+async def test_one_that_was_dropped_on_a_full_disk_leaves_the_file_later(tmp_path: Path) -> None:
+    leases = book(tmp_path, Clock())
+    await leases.set(override())
+    block(tmp_path)
+    with pytest.raises(Unavailable, match="dropped, but"):
+        await leases.drop("quiet")
+    (tmp_path / "overrides.json.new").rmdir()
+    async with kept_up(leases):
+        await until_file(tmp_path, 0)
+
+
+async def test_what_a_tenant_used_outlives_a_restart_but_no_boot(tmp_path: Path) -> None:
+    clock = Clock()
+    leases = book(tmp_path, clock)
+    used = (Used("/train", 7, 2.5),)
+    async with kept_up(leases):
+        await leases.set(override())
+        leases.learn({"quiet": used, "nobody": used})
+        await until(lambda: b"2.5" in (tmp_path / "overrides.json").read_bytes())
+    (lease,) = leases.active(clock.now())
+    assert lease.used == (), "it is for the next run"
+    (again,) = book(tmp_path, clock).active(clock.now())
+    assert again.used == used
+    (later,) = book(tmp_path, clock, boot="b2").active(clock.now())
+    assert later.used == ()
+
+
+async def test_what_was_used_never_makes_the_file_too_long_to_be_read(tmp_path: Path) -> None:
+    clock = Clock()
+    leases = book(tmp_path, clock)
+    many = tuple(Used("/" + "x" * 4000, n, 1.0) for n in range(2 * MOST_USED))
+    for n in range(8):
+        await leases.set(override(f"n{n}", on=on_tenant(f"t{n}")))
+    leases.learn({f"n{n}": many for n in range(8)})
+    await leases.set(override("last", on=on_tenant("last")))
+    assert len(names(book(tmp_path, clock), clock)) == 9
+
+
+def block(folder: Path) -> None:
+    """Nothing can be written until this is removed."""
+    (folder / "overrides.json.new").mkdir()
+
+
+async def until(so: Callable[[], bool]) -> None:
+    for _ in range(4000):
+        if so():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it has not come so far")
+
+
 async def test_one_of_the_same_name_is_replaced(tmp_path: Path) -> None:
     clock = Clock()
     leases = book(tmp_path, clock)
@@ -177,7 +270,8 @@ async def test_one_of_the_same_name_is_replaced(tmp_path: Path) -> None:
     await leases.set(override(on=on_gpu("GPU-1"), ttl=10))
     (lease,) = leases.active(clock.now())
     assert (lease.subject, lease.until) == (on_gpu("GPU-1"), clock.mono + 10)
-    assert book(tmp_path, clock).active(clock.now()) == (lease,)
+    resumed = msgspec.structs.replace(lease, resumed=True)
+    assert book(tmp_path, clock).active(clock.now()) == (resumed,)
 
 
 async def test_a_second_one_on_the_same_tenant_is_refused(tmp_path: Path) -> None:
@@ -217,10 +311,10 @@ async def test_what_a_restart_would_not_remember_is_not_in_force(tmp_path: Path)
     leases = book(folder, clock)
     await leases.set(override())
     (folder / "overrides.json.new").mkdir()  # nothing can be written in its place
-    with pytest.raises(Refused, match="a restart would not remember it"):
+    with pytest.raises(Unavailable, match="a restart would not remember it"):
         await leases.set(override("other", on=on_tenant("other")))
     assert names(leases, clock) == ["quiet"]
-    with pytest.raises(Refused, match="dropped, but a restart will bring it back"):
+    with pytest.raises(Unavailable, match="dropped, but a restart may bring it back"):
         await leases.drop("quiet")
     assert names(leases, clock) == []
 
@@ -235,6 +329,9 @@ async def test_what_a_restart_would_not_remember_is_not_in_force(tmp_path: Path)
         ({"ttl_seconds": float("nan")}, "an override is for"),
         ({"why": "  "}, "say why"),
         ({"why": "x" * 201}, "say why"),
+        ({"why": "a\x1b[31mb"}, "without control characters"),
+        ({"why": "two\nlines"}, "without control characters"),
+        ({"by": "user 0\n"}, "without control characters"),
         ({"value": 0.04}, "a share is between"),
         ({"value": 1.01}, "a share is between"),
         ({"value": float("nan")}, "a share is between"),
@@ -257,6 +354,67 @@ async def test_a_name_that_is_not_utf8_is_kept(tmp_path: Path) -> None:
     await book(tmp_path, clock).set(override(on=on_tenant("a\udcff\u202e")))
     (lease,) = book(tmp_path, clock).active(clock.now())
     assert lease.subject.tenant == "a\udcff\u202e"
+
+
+async def test_a_second_drop_writes_again_until_the_file_agrees(tmp_path: Path) -> None:
+    clock = Clock()
+    leases = book(tmp_path, clock)
+    await leases.set(override())
+    block(tmp_path)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="dropped, but"):
+            await leases.drop("quiet")
+        assert "cannot be written" in leases.trouble
+    with pytest.raises(Gone):
+        await leases.drop("another")
+    (tmp_path / "overrides.json.new").rmdir()
+    assert await leases.drop("quiet") == "override quiet is dropped"
+    assert leases.trouble == ""
+    assert names(book(tmp_path, clock), clock) == []
+    with pytest.raises(Gone):
+        await leases.drop("quiet")
+
+
+async def test_one_that_was_dropped_on_a_full_disk_does_not_come_back(tmp_path: Path) -> None:
+    clock = Clock()
+    leases = book(tmp_path, clock)
+    await leases.set(override())
+    block(tmp_path)
+    with pytest.raises(Unavailable):
+        await leases.drop("quiet")
+    (tmp_path / "overrides.json.new").rmdir()
+    await leases.close()
+    assert names(book(tmp_path, clock), clock) == []
+
+
+async def test_a_disk_that_hangs_refuses_in_time(tmp_path: Path) -> None:
+    clock = Clock()
+    disk, answers = Disk(seconds=0.02), threading.Event()
+    leases = Leases(str(tmp_path), boot="b1", clock=clock, disk=disk)
+    leases.begin()
+    await leases.set(override())
+    with pytest.raises(Hung):
+        await disk.do(waiting(answers))
+    with pytest.raises(Unavailable, match="not in force"):
+        await leases.set(override("other", on=on_tenant("other")))
+    with pytest.raises(Unavailable, match="dropped, but"):
+        await leases.drop("quiet")
+    assert names(leases, clock) == []
+    answers.set()
+    await until(lambda: not any(t.name == "disk" for t in threading.enumerate()))
+    await asyncio.sleep(0.01)  # and the loop has been told
+    await leases.close()
+    assert names(book(tmp_path, clock), clock) == []
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+async def test_a_file_that_others_can_write_holds_nobody_back(tmp_path: Path, mode: int) -> None:
+    clock = Clock()
+    await book(tmp_path, clock).set(override())
+    (tmp_path / "overrides.json").chmod(mode)
+    (event,) = Leases(str(tmp_path), boot="b1", clock=clock).begin()
+    assert "others can write it" in event.text
+    assert names(book(tmp_path, clock), clock) == []
 
 
 # -- files of strangers --------------------------------------------------------------------------------

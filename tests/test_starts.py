@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuagent.errors import Refused
+from gpuagent.errors import Unavailable
+from gpuagent.keptfile import replace_file
 from gpuagent.starts import (
     CRASH_WINDOW_SECONDS,
     CRASHES_TO_OBSERVE,
     PauseMark,
     Starts,
-    replace_file,
 )
 
 BOOT = "b1"
@@ -27,6 +27,21 @@ BOOT = "b1"
 def crashes(folder: Path, *starts: float, boot: str = BOOT) -> list[int]:
     """What each of these runs is told, none of which ends as it should."""
     return [Starts(str(folder), boot).begin(at) for at in starts]
+
+
+def test_a_file_is_there_for_good_once_its_folder_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[bool, bool]] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        written.append((stat.S_ISDIR(os.fstat(fd).st_mode), (tmp_path / "a").exists()))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    replace_file(str(tmp_path / "a"), b"text")
+    assert written == [(False, False), (True, True)], "the file, and then its name"
 
 
 # -- crashes -----------------------------------------------------------------------------------------
@@ -163,17 +178,17 @@ def test_a_mark_that_cannot_be_read_or_removed_is_a_pause(tmp_path: Path) -> Non
     (tmp_path / "paused").mkdir()
     mark = PauseMark(str(tmp_path))
     assert mark.read() == "somebody (the mark cannot be read)"
-    with pytest.raises(Refused, match="cannot remove"):
+    with pytest.raises(Unavailable, match="cannot remove"):
         mark.clear()
-    with pytest.raises(Refused, match="a restart will not remember it"):
+    with pytest.raises(Unavailable, match="a restart will not remember it"):
         mark.set("uid 0")
 
 
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     mark = PauseMark(str(tmp_path))
-    with room_for(0), pytest.raises(Refused, match="a restart will not remember it"):
+    with room_for(0), pytest.raises(Unavailable, match="a restart will not remember it"):
         mark.set("uid 0")
-    with pytest.raises(Refused, match="a restart will not remember it"):
+    with pytest.raises(Unavailable, match="a restart will not remember it"):
         PauseMark(str(tmp_path / "missing")).set("uid 0")
 
 

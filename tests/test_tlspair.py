@@ -1,16 +1,22 @@
 """The certificate and the key of the network listener: every way in which they cannot be used."""
 
 import os
+import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuagent.configfile import load
 from gpuagent.errors import Refused
-from gpuagent.tlspair import CERTIFICATE, KEY, context, doubts, problems, stamp
+from gpuagent.tlspair import CERTIFICATE, KEY, Validity, context, doubts, problems, stamp, validity
 from tests.expose.certificates import make, needs_openssl
 
 pytestmark = needs_openssl
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC).timestamp()
 
 
 @pytest.fixture
@@ -21,7 +27,7 @@ def pair(tmp_path: Path) -> tuple[str, str]:
 
 def test_a_good_pair(pair: tuple[str, str]) -> None:
     assert problems(*pair) == ()
-    assert doubts(pair[1]) == ()
+    assert doubts(*pair, wall=NOON) == ()
     assert context(*pair).get_ca_certs() == []
 
 
@@ -74,10 +80,64 @@ def test_what_is_no_file_holds_up_nobody(pair: tuple[str, str], tmp_path: Path) 
 
 def test_a_key_that_everybody_reads_is_a_warning(pair: tuple[str, str]) -> None:
     os.chmod(pair[1], 0o644)
-    [text] = doubts(pair[1])
+    [text] = doubts(*pair, wall=NOON)
     assert "chmod o=" in text
     assert problems(*pair) == ()
-    assert doubts("/nowhere") == ()
+    assert doubts("/nowhere", "/nowhere", wall=NOON) == ()
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "why"),
+    [
+        ("20000101000000Z", "20991231235959Z", ""),
+        ("19990101000000Z", "20300101115959Z", "it has expired at 2030-01-01 11:59:59 UTC"),
+        ("20300101120001Z", "20491231235959Z", "it is not valid before 2030-01-01 12:00:01 UTC"),
+        ("20600101000000Z", "20991231235959Z", "it is not valid before 2060-01-01"),
+    ],
+)
+def test_a_certificate_out_of_its_time_is_said(
+    tmp_path: Path, begins: str, ends: str, why: str
+) -> None:
+    certificate, key = make(tmp_path, valid=(begins, ends))
+    valid = validity(str(certificate))
+    assert valid == Validity(*(_wall(text) for text in (begins, ends)))
+    assert valid.why_not(NOON).startswith(why)
+    assert bool(valid.why_not(NOON)) == bool(why)
+    said = doubts(str(certificate), str(key), wall=NOON)
+    assert [text.startswith(f"api.tls_certificate: {certificate}: {why}") for text in said] == (
+        [True] if why else []
+    )
+    assert problems(str(certificate), str(key)) == (), "it is served all the same"
+
+
+def _wall(text: str) -> float:
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+
+
+def test_the_first_of_a_chain_counts(tmp_path: Path) -> None:
+    first, _ = make(tmp_path, valid=("20000101000000Z", "20310101000000Z"))
+    above, _ = make(tmp_path, "above", valid=("20000101000000Z", "20010101000000Z"))
+    chain = tmp_path / "chain.crt"
+    chain.write_bytes(first.read_bytes() + above.read_bytes())
+    assert validity(str(chain)) == validity(str(first))
+
+
+@given(st.binary(max_size=400))
+def test_of_what_is_no_certificate_nothing_is_known(
+    tmp_path_factory: pytest.TempPathFactory, raw: bytes
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "any.crt"
+    for held in (raw, ssl.DER_cert_to_PEM_cert(raw).encode(), b"-----BEGIN CERTIFICATE-----"):
+        file.write_bytes(held)
+        assert validity(str(file)) is None
+    assert validity("/nowhere") is None
+
+
+def test_a_torn_certificate_has_no_time(pair: tuple[str, str]) -> None:
+    der = ssl.PEM_cert_to_DER_cert(Path(pair[0]).read_text())
+    for length in range(0, len(der), 7):
+        Path(pair[0]).write_text(ssl.DER_cert_to_PEM_cert(der[:length]))
+        assert validity(pair[0]) is None
 
 
 def test_a_stamp_changes_with_the_file(pair: tuple[str, str]) -> None:

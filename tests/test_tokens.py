@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuagent.errors import Gone, Refused
+from gpuagent.errors import Gone, Refused, Unavailable
 from gpuagent.model.state import Instant
 from gpuagent.model.token import digest, id_in, scope_trouble, spelled, tenant_of
 from gpuagent.tokens import TOKENS_MOST, TokenBook
@@ -80,6 +80,41 @@ async def test_a_clock_set_back_makes_nothing_valid_again(
     assert book.known(other) is None, "by the wall clock it has ended"
     clock.goes(1, wall_too=-100)
     assert book.known(other) is None, "and stays so when that is set back"
+
+
+async def test_a_clock_that_was_wrong_for_a_moment_costs_no_token_for_good(
+    book: TokenBook, clock: Clock, tmp_path: Path
+) -> None:
+    text = await issued(book, clock, seconds=3600)
+    clock.goes(1, wall_too=400 * 86400)
+    assert book.known(text) is None
+    clock.goes(1, wall_too=-400 * 86400)
+    await issued(book, clock, seconds=60)
+    assert TokenBook(str(tmp_path), clock).known(text) is not None, "after a restart"
+    await book.revoke(id_in(text))
+    assert TokenBook(str(tmp_path), clock).known(text) is None
+
+
+async def test_what_is_over_by_every_clock_leaves_the_file(
+    book: TokenBook, clock: Clock, tmp_path: Path
+) -> None:
+    text = await issued(book, clock, seconds=60)
+    clock.goes(61)
+    await issued(book, clock, seconds=60)
+    assert id_in(text) not in file_of(tmp_path).read_text()
+
+
+async def test_doubtful_tokens_leave_room_for_valid_ones(
+    book: TokenBook, clock: Clock, tmp_path: Path
+) -> None:
+    for _ in range(TOKENS_MOST):
+        await issued(book, clock, seconds=3600)
+    clock.goes(1, wall_too=400 * 86400)
+    assert book.listed() == ()
+    text = await issued(book, clock, seconds=3600)
+    again = TokenBook(str(tmp_path), clock)
+    assert not again.trouble
+    assert again.known(text) is not None
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(-500, 500)), max_size=12))
@@ -152,12 +187,45 @@ async def test_a_full_disk_issues_nothing_and_revokes_all_the_same(
 ) -> None:
     text = await issued(book, clock)
     (tmp_path / "tokens.json.new").mkdir()  # nothing can be written there any more
-    with pytest.raises(Refused, match="cannot be kept"):
+    with pytest.raises(Unavailable, match="cannot be kept"):
         await issued(book, clock)
     assert len(book.listed()) == 1
-    with pytest.raises(Refused, match="a restart would make it valid again"):
+    with pytest.raises(Unavailable, match="a restart may make it valid again"):
         await book.revoke(id_in(text))
     assert book.known(text) is None
+
+
+async def test_a_second_revocation_writes_again_until_the_file_agrees(
+    book: TokenBook, clock: Clock, tmp_path: Path
+) -> None:
+    text = await issued(book, clock)
+    blocked = tmp_path / "tokens.json.new"
+    blocked.mkdir()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="revoked, but"):
+            await book.revoke(id_in(text))
+        assert "cannot be written" in book.unsaved
+    with pytest.raises(Gone):
+        await book.revoke("00000000")
+    blocked.rmdir()
+    assert "is revoked" in await book.revoke(id_in(text))
+    assert book.unsaved == ""
+    assert TokenBook(str(tmp_path), clock).known(text) is None
+    with pytest.raises(Gone):
+        await book.revoke(id_in(text))
+
+
+async def test_one_that_was_revoked_on_a_full_disk_is_gone_after_a_clean_stop(
+    book: TokenBook, clock: Clock, tmp_path: Path
+) -> None:
+    text = await issued(book, clock)
+    blocked = tmp_path / "tokens.json.new"
+    blocked.mkdir()
+    with pytest.raises(Unavailable):
+        await book.revoke(id_in(text))
+    blocked.rmdir()
+    await book.close()
+    assert TokenBook(str(tmp_path), clock).known(text) is None
 
 
 async def test_they_are_bounded_and_those_that_have_ended_make_room(

@@ -152,7 +152,7 @@ def _end_of(path: str) -> list[Action]:
 
 def _actions(lines: bytes) -> Iterator[Action]:
     for line in lines.split(b"\n"):
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             fields = msgspec.json.decode(line, type=dict[str, object])
             if isinstance(numbers := fields.get("numbers"), list):
                 # JSON has no infinity: such a number was written as null, and is not told.

@@ -12,6 +12,7 @@ from gpuagent.clock import Clock
 from gpuagent.model.plan import Setting
 from gpuagent.model.state import ACTION_RESULTS, ActionResult
 from gpuagent.model.vocab import BUDGET_RULE, KNOBS
+from gpuagent.ports import Actuator, Real
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -40,7 +41,17 @@ class Order(msgspec.Struct, frozen=True):
     def essence(self) -> tuple[object, ...]:
         """All that matters but the words. Orders with the same essence ask for the same."""
         s = self.setting
-        return (*self.direction, s and (s.value, s.rule, s.purpose, s.blocked, s.subject))
+        return (
+            *self.direction,
+            s and (s.value, s.budget_value, s.rule, s.purpose, s.blocked, s.subject),
+        )
+
+
+def for_budget(actuator: Actuator, setting: Setting, original: Real) -> Real | None:
+    """What is to be written for the power budget alone; None where the setting is just that."""
+    if setting.budget_value is None:
+        return None
+    return actuator.encode(setting.subject, setting.budget_value, original)
 
 
 def _no_actions() -> dict[tuple[str, str], int]:

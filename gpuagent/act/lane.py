@@ -13,7 +13,7 @@ therefore taken for ours.
 
 from gpuagent.act.adopted import GRACE_SECONDS
 from gpuagent.act.contest import Contest
-from gpuagent.act.desk import Desk, Order
+from gpuagent.act.desk import Desk, Order, for_budget
 from gpuagent.act.record import Entry, Target
 from gpuagent.act.restore import believed, ends_with_its_target, return_original
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
@@ -191,6 +191,7 @@ class Lane:
             original=original,
             write=want,
             rule=order.setting.purpose,
+            budget=for_budget(self._actuator, order.setting, original),
         )
 
     async def _write(self, order: Order, real: Real, want: Real) -> Outcome:
@@ -281,13 +282,18 @@ class Lane:
         return self._desk.closed or self.order.essence != order.essence
 
     def _as_wished(self, order: Order, real: Real, want: Real) -> Outcome:
-        assert order.setting is not None
+        entry, setting = self._entry, order.setting
+        assert setting is not None
         if self._rounded == (want.raw, real.raw):
             self.bound = min(self.bound, want.value)
-        self._desk.ledger.serve(self.target, order.setting.purpose)
+        if entry is not None:
+            budget = for_budget(self._actuator, setting, entry.original)
+            self._desk.ledger.serve(self.target, setting.purpose, budget)
         if self._contest.owner:
             return self._outcome(order, "applied", f"it reads {real.raw}; {self._contest.undone}")
-        if want.value < order.setting.value and want.value == real.value:
+        # Less than that is how the target rounds, which is nobody's concern.
+        tighter = setting.value - want.value >= self.knob.deadband
+        if tighter and want.value == real.value:
             return self._outcome(order, "applied", f"it reads {real.raw}, tighter than wished")
         return self._outcome(order, "applied", f"it reads {real.raw}")
 

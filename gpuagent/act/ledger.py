@@ -123,8 +123,9 @@ class Ledger:
         original: Real,
         write: Real,
         rule: str,
+        budget: Real | None = None,
     ) -> None:
-        """Announce a write; durable on return. Raises Refused, and then nothing may be written."""
+        """Announce a write; durable on return. `budget` is `Entry.budget`. Raises Refused, and then nothing may be written."""
         known = self.held(target_of(knob, subject))
         record = Intend(
             hold=known.hold if known is not None else self._book.new_hold(),
@@ -136,6 +137,7 @@ class Ledger:
             write=Kept.of(write),
             wall=self._wall(),
             rule=rule,
+            budget=None if budget is None else Kept.of(budget),
         )
         try:
             line = encode_line(record)
@@ -154,11 +156,11 @@ class Ledger:
             return
         self._note(Confirm(entry.hold, Kept.of(read)))
 
-    def serve(self, target: Target, rule: str) -> None:
+    def serve(self, target: Target, rule: str, budget: Real | None = None) -> None:
         """Another rule wants the value as it is. Does nothing where the target is not held."""
-        entry = self.held(target)
-        if entry is not None and entry.rule != rule:
-            self._note(msgspec.structs.replace(entry, rule=rule))
+        entry, kept = self.held(target), None if budget is None else Kept.of(budget)
+        if entry is not None and (entry.rule, entry.budget) != (rule, kept):
+            self._note(msgspec.structs.replace(entry, rule=rule, budget=kept))
 
     def done(self, target: Target, what: str, why: str) -> None:
         """The target is ours no longer. Does nothing where it was not."""

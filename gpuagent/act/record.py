@@ -72,6 +72,8 @@ class Entry(msgspec.Struct, frozen=True, tag="held"):
     wall: float
     rule: str = ""
     """`Setting.rule` of the newest write; empty where an earlier version of ours wrote the line."""
+    budget: Kept | None = None
+    """What serves the budget without what passes; None where the newest write is that."""
 
     @property
     def target(self) -> Target:
@@ -110,6 +112,8 @@ class Intend(msgspec.Struct, frozen=True, tag="intend"):
     wall: float
     rule: str = ""
     """`Setting.rule`: it decides what becomes of the value when the agent ends."""
+    budget: Kept | None = None
+    """`Setting.budget_value`, as it would be written."""
 
 
 class Confirm(msgspec.Struct, frozen=True, tag="confirm"):
@@ -187,6 +191,7 @@ class Book:
                 pending=True,
                 wall=known.wall if known is not None else record.wall,
                 rule=record.rule,
+                budget=record.budget,
             )
         )
 

@@ -5,7 +5,7 @@ is left as it is.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from enum import StrEnum, unique
 from typing import Literal
 
@@ -153,11 +153,13 @@ async def put_back(
 
     `busy` are targets with a write that has not returned (`Reconciler.close`): whatever is written
     now could be overtaken by it, so they stay in the ledger. What is held, adopted or failed stays
-    there too.
+    there too. What is held for the budget is held at what the budget alone asked for: an override
+    does not outlive the agent.
     """
     by_name = {a.knob.name: a for a in actuators}
     entries = sorted(ledger.entries.values(), key=lambda e: e.target)
     items = [_void(e) for e in ledger.void]
+    unsure = {e.target for e in entries if _is_budgeted(e) and (e.pending or e.target in busy)}
     async with asyncio.TaskGroup() as group:
         tasks = []
         for entry in entries:
@@ -169,10 +171,15 @@ async def put_back(
                 items.append(Item(entry, "failed", "an earlier write has not returned yet"))
                 continue
             fate = occasion.fate(knob, entry.rule, keep_on_stop=keep_on_stop)
-            if fate in {Fate.HOLD, Fate.ADOPT}:
+            # Where a sum is not known nothing is added to it.
+            if fate is Fate.HOLD and entry.budget is not None and unsure <= {entry.target}:
+                work = _eased(ledger, actuator, entry)
+            elif fate in {Fate.HOLD, Fate.ADOPT}:
                 items.append(_kept(entry, fate))
+                continue
             else:
-                tasks.append(group.create_task(_one(actuator, entry, call_seconds)))
+                work = _returned(actuator, entry)
+            tasks.append(group.create_task(_one(entry, work, call_seconds)))
     items += [t.result() for t in tasks]
     _conclude(ledger, items)
     if audit is not None:
@@ -185,6 +192,11 @@ def failed(report: Iterable[Item]) -> bool:
     return any(i.what == "failed" for i in report)
 
 
+def _is_budgeted(entry: Entry) -> bool:
+    knob = KNOB.get(entry.knob)
+    return knob is not None and knob.budgeted
+
+
 def _kept(entry: Entry, fate: Fate) -> Item:
     if fate is Fate.ADOPT:
         return Item(entry, "adopted", "it stays, and the next decision starts from it")
@@ -195,17 +207,54 @@ def _void(entry: Entry) -> Item:
     return Item(entry, "gone", "the host has been started anew since: nothing of ours is left")
 
 
-async def _one(actuator: Actuator, entry: Entry, call_seconds: float) -> Item:
+async def _eased(ledger: Ledger, actuator: Actuator, entry: Entry) -> Item:
+    """Write what the budget alone asks for, where something that passes held it tighter.
+
+    It stays in the ledger. Raises as `return_original`, also where the ledger cannot be written.
+    """
+    assert entry.budget is not None
+    want = entry.budget.real
+    await actuator.verify(entry.subject, entry.identity)
+    before = await actuator.get(entry.subject)
+    if not entry.explains(before, actuator.knob.deadband):
+        why = f"somebody else has set it to {before.raw} since; it is left so"
+        return Item(entry, "left alone", why, before.raw, before.raw)
+    if before.raw == want.raw:
+        return _kept(entry, Fate.HOLD)
+    await ledger.intend(
+        knob=actuator.knob,
+        subject=entry.subject,
+        identity=entry.identity,
+        original=entry.original,
+        write=want,
+        rule=entry.rule,
+        budget=want,
+    )
+    await actuator.set(entry.subject, want.raw)
+    after = await actuator.get(entry.subject)
+    if after.raw == before.raw:
+        raise Unavailable(f"{want.raw} was written, but it still reads {after.raw}")
+    ledger.confirm(entry.target, after)
+    ledger.serve(entry.target, entry.rule)
+    why = f"{before.raw} has passed; {after.raw} serves the budget, and stays in the ledger"
+    return Item(entry, "held", why, before.raw, after.raw)
+
+
+async def _returned(actuator: Actuator, entry: Entry) -> Item:
+    done = await return_original(actuator, entry)
+    return Item(entry, done.what, done.why, done.before.raw, done.after.raw)
+
+
+async def _one(entry: Entry, work: Awaitable[Item], call_seconds: float) -> Item:
     try:
         async with asyncio.timeout(call_seconds):
-            returned = await return_original(actuator, entry)
+            return await work
     except Gone as error:
         return Item(entry, "gone", str(error))
     except (Refused, Unsupported, Unavailable) as error:
         return Item(entry, "failed", str(error))
     except TimeoutError:
         return Item(entry, "failed", f"no answer within {call_seconds:g} s")
-    return Item(entry, returned.what, returned.why, returned.before.raw, returned.after.raw)
 
 
 def _conclude(ledger: Ledger, items: Iterable[Item]) -> None:

@@ -82,7 +82,6 @@ def look(config: Config) -> list[Offer]:
         offers.kernel_log(config.paths.kernel_log),
         offers.systemd(),
         offers.mps(),
-        offers.bpf(),
     ]
 
 

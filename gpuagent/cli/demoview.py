@@ -1,39 +1,50 @@
 """The picture that `gpuagent demo` draws: cards, tenants, and a service with and without the agent."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from gpuagent.cli.show import UNKNOWN, amount
+from gpuagent.lab.peaks import Peaks
 from gpuagent.lab.show import Beside, Summary
 from gpuagent.log import printable
 from gpuagent.model import vocab
 from gpuagent.model.inventory import Gpu, Tenant, on_gpu
 from gpuagent.model.plan import Hold, Snapshot
 
-_EVENTS = 4
+_EVENTS = 5
+_FRESH_SECONDS = 60.0
+_LONGEST_NAME = 16
+"""Of a tenant; a longer one would take the room of the other columns."""
 _GIB = 1024**3
 
 
 def picture(
-    snapshot: Snapshot, beside: Mapping[str, Beside], *, elapsed: float, seconds: float
+    snapshot: Snapshot,
+    beside: Mapping[str, Beside],
+    *,
+    elapsed: float,
+    seconds: float,
+    about: str = "",
+    happened: Sequence[tuple[float, str]] = (),
 ) -> Group:
-    """All of it, for 80 columns."""
+    """All of it, for 80 columns. `happened` is what the scenario has brought, as `Show.happened` has it."""
     head = (
         f"simulated {elapsed:.0f} of {seconds:.0f} s   mode {snapshot.posture.mode}   "
         f"causes {len(snapshot.causes)}"
     )
     parts: list[RenderableType] = [
         Text(head, style="bold"),
+        *([Text(printable(about), style="dim")] if about else []),
         Text(),
         _cards(snapshot),
         Text(),
         _tenants(snapshot, beside),
         Text(),
         *_reasons(snapshot),
-        *_last_events(snapshot),
+        *_last_events(snapshot, happened),
     ]
     return Group(*parts)
 
@@ -80,7 +91,8 @@ def _tenants(snapshot: Snapshot, beside: Mapping[str, Beside]) -> Table:
 
 def _tenant(tenant: Tenant, hold: Hold | None, beside: Beside | None) -> Iterator[str | Text]:
     held = hold is not None and hold.in_force and hold.share < 1.0
-    yield printable(tenant.name)
+    name = printable(tenant.name)
+    yield name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
     yield tenant.level.name
     yield tenant.kind or "unsure"
     yield amount("ratio", hold.share if held and hold is not None else 1.0)
@@ -108,12 +120,21 @@ def _reasons(snapshot: Snapshot) -> Iterator[Text]:
         yield Text(printable(f"{cause.kind}: {cause.why}"), no_wrap=True, overflow="ellipsis")
 
 
-def _last_events(snapshot: Snapshot) -> Iterator[Text]:
-    """What was done last, and why; the newest first."""
-    for event in reversed(snapshot.events[-_EVENTS:]):
-        ago = snapshot.state.now.mono - event.at
-        text = printable(f"{ago:4.0f} s ago  {event.text}")
-        yield Text(text, style="dim", no_wrap=True, overflow="ellipsis")
+def _last_events(snapshot: Snapshot, happened: Sequence[tuple[float, str]]) -> Iterator[Text]:
+    """What was done last, and why, and what the scenario brought last; the newest first.
+
+    What is brought has a line to itself for a minute: many deeds of the agent do not push it out.
+    """
+    now = snapshot.state.now.mono
+    brought = [(at, f"* {text}", "bold") for at, text in happened if at <= now][-_EVENTS:]
+    done = [(event.at, event.text, "dim") for event in snapshot.events[-_EVENTS:]]
+    every = sorted((*brought, *done), key=lambda one: -one[0])
+    shown = every[:_EVENTS]
+    if brought and brought[-1] not in shown and now - brought[-1][0] <= _FRESH_SECONDS:
+        shown = [*shown[: _EVENTS - 1], brought[-1]]
+    for at, text, style in shown:
+        line = printable(f"{now - at:4.0f} s ago  {text}")
+        yield Text(line, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def conclusion(summary: Summary) -> Iterator[str]:
@@ -132,7 +153,32 @@ def conclusion(summary: Summary) -> Iterator[str]:
         yield f"requests over {goal}: {before:.1%} without the agent, {missed:.1%} with it"
     if summary.l3_throughput_kept is not None:
         yield f"L3 kept {summary.l3_throughput_kept:.0%} of the work it does without the agent"
+    yield from _peaks(summary)
     for name, count in summary.actions.items():
         yield f"{name}: {count}"
-    yield "everything was put back" if summary.restored else "NOT PUT BACK:"
+    for card in summary.lost_cards:
+        yield f"card {card} fell off the bus: what was set on it is gone with it"
+    rest = " that still exists" if summary.lost_cards else ""
+    yield f"everything{rest} was put back" if summary.restored else "NOT PUT BACK:"
     yield from (f"  {text}" for text in summary.left)
+
+
+def _fullest(peaks: Peaks) -> str:
+    text = f"{peaks.memory_bytes / _GIB:.1f} GiB"
+    full = peaks.memory_full_seconds
+    return f"{text} (full for {full:.0f} s)" if full else text
+
+
+def _peaks(summary: Summary) -> Iterator[str]:
+    """What the cards came to, where it can be compared."""
+    here, there = summary.peaks_with, summary.peaks_without
+    if here is None or there is None:
+        return
+    yield f"hottest card: {there.celsius:.0f} C without the agent, {here.celsius:.0f} C with it"
+    yield (f"fullest card: {_fullest(there)} without the agent, {_fullest(here)} with it")
+    if here.over_budget_seconds is not None and there.over_budget_seconds is not None:
+        yield (
+            f"over the power budget: {there.over_budget_seconds:.0f} s without the agent (by "
+            f"{there.over_budget_watts or 0.0:.0f} W at most), {here.over_budget_seconds:.0f} s "
+            f"with it (by {here.over_budget_watts or 0.0:.0f} W)"
+        )

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 
 import click
@@ -13,14 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from gpuagent.cli.exits import CODES, Exit, Failure
 from gpuagent.cli.options import Options, common
 from gpuagent.cli.show import emit
+from gpuagent.cli.show import seconds as duration
+from gpuagent.cli.simulated import simulated_only
 from gpuagent.errors import ConfigError
 from gpuagent.lab import evaluate as lab
-from gpuagent.lab import plots, policies, report
+from gpuagent.lab import plots, policies, report, scenarios
 from gpuagent.lab.study import Report, Study
-from gpuagent.sim import scenario
 
 _SEEDS = 10
 _MOST_SEEDS = 1000
+_FIRST_LINE_SECONDS = 8.0
 
 
 @click.command(epilog=CODES)
@@ -43,7 +47,8 @@ _MOST_SEEDS = 1000
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1.0, max=604800.0),
-    help="Simulated in each run. [default: as the scenario says]",
+    help="Simulated in each run: at least 90 after the last tenant has started. "
+    "[default: as the scenario says]",
 )
 @click.option(
     "--sweep/--no-sweep",
@@ -68,13 +73,15 @@ def evaluate(
 ) -> None:
     """Compare policies on a simulated host: many runs of each, with the same load for all.
 
-    SCENARIO is one that comes with the agent, or a file. Nothing on this host is touched.
+    SCENARIO is one that comes with the agent, or a file. Nothing on this host is touched. It takes
+    minutes on some CPUs: how many is said on the way; less of --seeds, and --no-sweep, take less.
     """
     options = Options.current()
+    simulated_only()
     try:
         study = _study(name, chosen, seeds=seeds, seconds=seconds, sweep=sweep)
         _make(out)
-        with lab.Pool(workers) as pool, _progress() as progress:
+        with _ends_like_an_interrupt(), lab.Pool(workers) as pool, _progress() as progress:
             found = study.run(pool, progress)
     except ConfigError as error:
         raise Failure(Exit.USAGE, str(error)) from error
@@ -100,20 +107,48 @@ def _study(
                 [f"{chosen[-1]}: the last policy is the one to be judged; give one that controls"]
             )
     return Study(
-        scenario.named(name), files, candidates=judged, seeds=seeds, seconds=seconds, sweep=sweep
+        scenarios.named(name), files, candidates=judged, seeds=seeds, seconds=seconds, sweep=sweep
     )
 
 
 @contextlib.contextmanager
 def _progress() -> Iterator[lab.Progress]:
-    """On a terminal, how far it is."""
+    """How far it is, and how much longer it takes."""
     if not sys.stderr.isatty():
-        yield lambda _done, _all: None
+        yield _Lines().tell
         return
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("runs", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Lines:
+    """Where there is no terminal: a line now and then."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._due = 0.0
+
+    def tell(self, done: int, total: int) -> None:
+        """So many runs are done."""
+        taken = time.monotonic() - self._began
+        if taken >= self._due and 0 < done < total:
+            self._due = max(taken, _FIRST_LINE_SECONDS) * 1.5
+            left = duration(taken / done * (total - done))
+            click.echo(f"gpuagent: {done} of {total} runs are done, about {left} to go", err=True)
+
+
+@contextlib.contextmanager
+def _ends_like_an_interrupt() -> Iterator[None]:
+    """Whoever ends it finds nothing left behind, however he does."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _print(found: Report) -> None:

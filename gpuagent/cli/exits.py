@@ -1,5 +1,6 @@
 """Exit codes of the command line, and how a command ends with one."""
 
+import json
 from enum import IntEnum, unique
 
 import click
@@ -43,8 +44,14 @@ class Failure(Exception):
     def __init__(self, code: Exit, sentence: str, remedy: str = "") -> None:
         super().__init__(f"{sentence}; {remedy}" if remedy else sentence)
         self.code = code
+        self.sentence = sentence
+        self.remedy = remedy
 
-    def show(self) -> None:
-        """Say it on standard error."""
+    def show(self, *, as_json: bool = False) -> None:
+        """Say it on standard error, where what is read from standard output stays empty."""
+        if as_json:
+            error = {"exit_code": int(self.code), "detail": self.sentence, "remedy": self.remedy}
+            click.echo(json.dumps({"error": error}).replace("\x7f", "\\u007f"), err=True)
+            return
         lines = (printable(line) for line in str(self).splitlines())
         click.echo("gpuagent: " + "\n".join(lines), err=True)

@@ -116,7 +116,8 @@ def _say_overrides(overrides: list[Document]) -> None:
     for item in overrides:
         on = f"card {item['gpu']} to {value_of(item)}" if item["gpu"] else f"to {value_of(item)}"
         left = seconds(item["remaining_seconds"])
-        say(f"  {item['name']}: {on}, for {left} more, by {item['by']}: {item['why']}")
+        whose = f", by {item['by']}: {item['why']}" if item["by"] else ""
+        say(f"  {item['name'] or 'an override'}: {on}, for {left} more{whose}")
         why = f": {item['effect_why']}" if item["effect_why"] else ""
         say(f"    {item['effect'] or 'nothing has come of it yet'}{why}")
 

@@ -6,7 +6,7 @@ import click
 
 import gpuagent
 from gpuagent.cli.exits import CODES, Failure
-from gpuagent.cli.options import common
+from gpuagent.cli.options import Options, common
 
 COMMANDS: dict[str, str] = {
     "daemon": "gpuagent.cli.running:daemon",
@@ -49,7 +49,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except Failure as failure:
-            failure.show()
+            failure.show(as_json=Options.current().json)
             ctx.exit(failure.code)
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
-import tomli
+
+from gpuagent.cli.exits import Exit, Failure
+from gpuagent.salvage import socket_in
 
 DEFAULT_CONFIG = "/etc/gpuagent/gpuagent.toml"
 DEFAULT_SOCKET = "/run/gpuagent/gpuagent.sock"
@@ -19,33 +21,46 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 class Options:
     """What was asked for."""
 
-    socket: str
     config: str
     json: bool
+    named_socket: str = ""
+    """As given; else the configuration says where it is."""
 
     @classmethod
     def current(cls) -> "Options":
         """Of the command that runs now."""
         given = click.get_current_context().meta.get(_KEY, {})
-        config = given.get("config") or DEFAULT_CONFIG
         return cls(
-            socket=given.get("socket") or socket_in(config) or DEFAULT_SOCKET,
-            config=config,
+            config=given.get("config") or DEFAULT_CONFIG,
             json=bool(given.get("json")),
+            named_socket=given.get("socket") or "",
         )
 
+    @property
+    def socket(self) -> str:
+        """Where the agent is asked. Raises Failure (USAGE) where that cannot be made out.
 
-def socket_in(config: str) -> str:
-    """`paths.socket` of a configuration file; empty where it does not say or cannot be read.
+        Whether the file is valid is not asked: a broken one keeps nobody from pausing the agent. Nor
+        must whoever may only use the socket be able to read the file in its usual place.
+        """
+        if self.named_socket:
+            return self.named_socket
+        try:
+            found = socket_in(self.config)
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+            if self.config == DEFAULT_CONFIG:
+                return DEFAULT_SOCKET
+            why = error.strerror if isinstance(error, OSError) else error
+            raise _unknown(f"{self.config} cannot be read ({why})") from None
+        if found is None:
+            raise _unknown(f"{self.config} is not valid, and its paths.socket cannot be made out")
+        return found or DEFAULT_SOCKET
 
-    Whether the file is valid is not asked: whoever may only read the socket need not read the file.
-    """
-    try:
-        with open(config, "rb") as file:
-            found = tomli.load(file).get("paths", {}).get("socket", "")
-    except (OSError, ValueError, AttributeError):
-        return ""
-    return found if isinstance(found, str) else ""
+
+def _unknown(what: str) -> Failure:
+    return Failure(
+        Exit.USAGE, f"{what}, so the agent's socket is not known", "name it with --socket PATH"
+    )
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: object) -> None:
@@ -61,7 +76,7 @@ def common(command: Command) -> Command:
             is_flag=True,
             expose_value=False,
             callback=_keep,
-            help="Print JSON on standard output.",
+            help="Print JSON on standard output, and a failure as JSON on standard error.",
         ),
         click.option(
             "--config",

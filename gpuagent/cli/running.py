@@ -54,19 +54,18 @@ def restore(*, rescue: bool) -> None:
         raise Failure(Exit.PROBLEM, str(error)) from error
     failed = [item for item in report if item.what == "failed"]
     if options.json:
-        emit(
-            [
-                {
-                    "knob": item.entry.knob,
-                    "subject": str(item.entry.subject),
-                    "what": item.what,
-                    "why": item.why,
-                    "before": item.before,
-                    "after": item.after,
-                }
-                for item in report
-            ]
-        )
+        items = [
+            {
+                "knob": item.entry.knob,
+                "subject": str(item.entry.subject),
+                "what": item.what,
+                "why": item.why,
+                "before": item.before,
+                "after": item.after,
+            }
+            for item in report
+        ]
+        emit({"items": items})
     else:
         for item in report:
             say(f"{item.entry.knob} of {item.entry.subject}: {item.what}: {item.why}")

@@ -17,23 +17,27 @@ Answer = TypeVar("Answer")
 @click.command(epilog=CODES)
 @common
 def status() -> None:
-    """Show the node, its cards, and whether the agent is well."""
+    """Show the node, its cards, and whether the agent is well.
+
+    Exits with 1 if it is not: something essential cannot be read, or is not as configured.
+    """
     options = Options.current()
     client = Client(options.socket)
     node, health = client.get("/v1/node"), client.get("/v1/health")
     gpus = _or_none(lambda: client.get("/v1/gpus"))
     if options.json:
         emit({"node": node, "health": health, "gpus": gpus})
-        return
-    rows = _or_none(lambda: list(client.items("/v1/tenants")))
-    _say_node(node, health)
-    _say_health(health)
-    if gpus is None:
-        say("Cards and tenants are shown to administrators and to the tenants' own users.")
-    elif gpus["items"]:
-        say()
-        _say_cards(gpus["items"])
-    _say_latencies([row for row in rows or () if known(row)])
+    else:
+        rows = _or_none(lambda: list(client.items("/v1/tenants")))
+        _say_node(node, health)
+        _say_health(health)
+        if gpus is None:
+            say("Cards and tenants are shown to administrators and to the tenants' own users.")
+        elif gpus["items"]:
+            say()
+            _say_cards(gpus["items"])
+        _say_latencies([row for row in rows or () if known(row)])
+    click.get_current_context().exit(Exit.OK if health["ok"] else Exit.PROBLEM)
 
 
 def _or_none(read: Callable[[], Answer]) -> Answer | None:
@@ -95,8 +99,9 @@ def _say_health(health: Document) -> None:
     for listener in health["listeners"]:
         if listener["why"]:
             say(f"  listener {listener['name']} ({listener['address']}): {listener['why']}")
-    if health["tokens_why"]:
-        say(f"  {health['tokens_why']}")
+    for key in ("tokens_why", "unsaved_why"):
+        if health[key]:
+            say(f"  {health[key]}")
     for card in health["blind"]:
         say(f"  card {card['index']} cannot be read: {card['why']}")
 

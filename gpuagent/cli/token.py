@@ -6,10 +6,11 @@ import click
 
 from gpuagent import quantities
 from gpuagent.cli.client import Client, quoted
-from gpuagent.cli.exits import CODES
+from gpuagent.cli.exits import CODES, Exit, Failure
 from gpuagent.cli.options import Options, common
 from gpuagent.cli.show import UNKNOWN, emit, listed, say, table
 from gpuagent.log import printable
+from gpuagent.model.token import scope_trouble, tenant_of
 
 
 def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
@@ -17,6 +18,15 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
         return quantities.seconds(text)
     except quantities.QuantityError as error:
         raise click.BadParameter(str(error), context, option) from None
+
+
+def _scopes(
+    context: click.Context, option: click.Parameter, texts: tuple[str, ...]
+) -> tuple[str, ...]:
+    for text in texts:
+        if trouble := scope_trouble(text):
+            raise click.BadParameter(f"{printable(repr(text))}: {trouble}", context, option)
+    return texts
 
 
 _HELP = """Issue, list and revoke tokens for the loopback address and the network.
@@ -44,14 +54,15 @@ def token() -> None:
     metavar="SCOPE",
     multiple=True,
     required=True,
-    help="What it allows; may be given several times.",
+    callback=_scopes,
+    help="What it allows; may be given several times: read, metrics, latency:TENANT, override, admin.",
 )
 @click.option(
     "--expires",
     metavar="TIME",
     required=True,
     callback=_seconds,
-    help="When it ends, from now, such as 30d; ten years at most.",
+    help="When it ends, from now, such as 30d; 365d at most.",
 )
 @click.option("--note", metavar="TEXT", default="", help="What it is for.")
 @common
@@ -59,7 +70,10 @@ def issue(scopes: tuple[str, ...], expires: float, note: str) -> None:
     """Issue a token. Its secret is printed this once, alone on standard output."""
     options = Options.current()
     body = {"scopes": scopes, "expires_seconds": expires, "note": note}
-    issued = Client(options.socket).post("/v1/tokens", body)
+    client = Client(options.socket)
+    issued = client.post("/v1/tokens", body)
+    for tenant in filter(None, map(tenant_of, scopes)):
+        _doubt(client, tenant)
     if options.json:
         emit(issued)
         return
@@ -69,6 +83,18 @@ def issue(scopes: tuple[str, ...], expires: float, note: str) -> None:
     click.echo(f"{text}; its secret is not kept and not shown again", err=True)
 
 
+def _doubt(client: Client, tenant: str) -> None:
+    """Say so where nobody has this name: it may be misspelt, or come later."""
+    try:
+        client.tenant(tenant, "/environment")
+    except Failure as failure:
+        if failure.code is Exit.UNKNOWN_TENANT:
+            name = printable(tenant)
+            click.echo(
+                f"gpuagent: warning: no tenant {name} runs here, and no rule names it", err=True
+            )
+
+
 @token.command("list", epilog=CODES)
 @common
 def list_() -> None:
@@ -76,7 +102,7 @@ def list_() -> None:
     options = Options.current()
     items = list(Client(options.socket).items("/v1/tokens"))
     if options.json:
-        emit({"tokens": items})
+        emit({"items": items})
         return
     if not items:
         say("No token is valid.")

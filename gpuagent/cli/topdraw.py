@@ -151,7 +151,8 @@ def _complaints(told: Told) -> list[str]:
     found += [f"Card {g['index']} cannot be read: {g['why']}" for g in health["blind"]]
     amiss = [one for one in health["listeners"] if one["why"] or not one["up"]]
     found += [f"Listener {x['name']}: {x['why'] or 'it is not open'}" for x in amiss]
-    return found + ([f"Tokens: {health['tokens_why']}"] if health["tokens_why"] else [])
+    said = {"Tokens": health["tokens_why"], "Not saved": health["unsaved_why"]}
+    return found + [f"{what}: {why}" for what, why in said.items() if why]
 
 
 def _few(complaints: list[str]) -> list[str]:

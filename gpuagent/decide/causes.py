@@ -24,6 +24,7 @@ GROWTH_SECONDS = 10.0
 """Window over which growth of memory is measured."""
 
 _SHOWS_SECONDS = {"temperature": 180.0}
+_PLAIN_RATIO = {"temperature": 0.02}
 
 CauseKey = tuple[str, Subject]
 
@@ -57,6 +58,11 @@ class Sample(msgspec.Struct, frozen=True):
     def effect(self) -> float:
         """What a lever that helps makes smaller: the error, or the growth, which lifts it all the same."""
         return self.error if self.growth is None else self.growth
+
+    @property
+    def plain_ratio(self) -> float:
+        """By which part of itself the value does not fall by chance: a quantile moves, a die does not."""
+        return _PLAIN_RATIO.get(self.kind, 0.15)
 
     @property
     def shows(self) -> float:

@@ -26,7 +26,7 @@ class Held(msgspec.Struct, frozen=True):
     knob: str
     grip: Grip
     relief: Relief | None = None
-    """What came of it since it was last cut from a share of 1; None before its first cut."""
+    """What has come of it since the trouble began; None before its first cut."""
     over_at: float = float("-inf")
     """When the value was last over its mark, monotonic seconds."""
     kept_since: float | None = None
@@ -93,6 +93,14 @@ class Futile(msgspec.Struct, frozen=True):
     def regretted(self) -> bool:
         """Whether doing without it has made things worse."""
         return self.relief is not None and self.relief.regretted
+
+    def trust(self, longest: float) -> float:
+        """How long to keep it before it is tested the next time, in seconds; 0 for the usual time.
+
+        Twice as long as before where it was plain that it is of use.
+        """
+        proven = self.relief is not None and self.relief.soon
+        return min(2 * self.trust_seconds, longest) if proven else 0.0
 
 
 class Memory(msgspec.Struct, frozen=True):

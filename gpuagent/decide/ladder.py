@@ -19,6 +19,9 @@ RUNGS: dict[str, tuple[Knob, ...]] = {
 """Levers on a tenant by the cause they can relieve, the gentlest first (DESIGN 5)."""
 
 
+CPU_UNKNOWN = Blocked("refused", "how much CPU it uses is not known, so no share of it is")
+
+
 def is_last_rung(knob: str, kind: str) -> bool:
     """Whether no lever on a tenant is left after this one for such a cause."""
     return RUNGS[kind][-1].name == knob
@@ -52,7 +55,7 @@ class Pull(msgspec.Struct, frozen=True):
         if seat.refusal:
             blocked = Blocked("refused", seat.refusal)
         elif used is None:
-            blocked = Blocked("refused", "how much CPU it uses is not known, so no share of it is")
+            blocked = CPU_UNKNOWN
         elif used <= law.min_cores:
             why = f"it uses {used:.2f} cores; of {law.min_cores:g} or less there is nothing to take"
             blocked = Blocked("ineffective", why)

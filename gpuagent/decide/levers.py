@@ -48,9 +48,7 @@ class Levers:
         self._law = law
         self._cpu_busy = state.fresh(NODE_CPU_BUSY_RATIO, NODE)
         self._known = origins
-        # Twice as long as before: what has proved its worth is tested the more rarely.
-        longest = law.ineffective_for
-        found = {f.mark: min(2 * f.trust_seconds, longest) for f in futile if f.regretted}
+        found = {f.mark: f.trust(law.ineffective_for) for f in futile if f.regretted}
         self._missed = {**missed, **found}
         self._futile = [f for f in futile if not f.regretted]
         self._measured: dict[str, Origins] = {}

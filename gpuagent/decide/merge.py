@@ -14,7 +14,7 @@ from gpuagent.model.inventory import Level
 from gpuagent.model.lease import overridden
 from gpuagent.model.plan import Plan, Setting
 from gpuagent.model.state import KnobKey, NodeState
-from gpuagent.model.vocab import POWER_LIMIT, On
+from gpuagent.model.vocab import BUDGET_RULE, POWER_LIMIT, On
 
 
 class Violation(AgentError):
@@ -48,11 +48,19 @@ def _stronger(one: Setting, other: Setting) -> Setting:
     safer = one if one.knob.safest(one.value, other.value) == one.value else other
     outvoted = other if safer is one else one
     also = tuple(sorted({*safer.also, *outvoted.also, outvoted.rule} - {safer.rule}))
-    return msgspec.structs.replace(safer, also=also)
+    return msgspec.structs.replace(
+        safer, also=also, budget_value=None if safer.rule == BUDGET_RULE else _budgets(one, other)
+    )
+
+
+def _budgets(*wishes: Setting) -> float | None:
+    """What the budget asks for, where it is among these wishes."""
+    values = (w.value if w.rule == BUDGET_RULE else w.budget_value for w in wishes)
+    return next((v for v in values if v is not None), None)
 
 
 def _in_range(setting: Setting, state: NodeState) -> Setting:
-    """Within the card's legal range of power limits."""
+    """Both its values within the card's legal range of power limits."""
     if setting.knob is not POWER_LIMIT:
         return setting
     gpu = state.inventory.gpu(setting.subject.gpu)
@@ -60,8 +68,13 @@ def _in_range(setting: Setting, state: NodeState) -> Setting:
         return setting
     low = gpu.power_min_watts if gpu.power_min_watts is not None else setting.value
     high = gpu.power_max_watts if gpu.power_max_watts is not None else setting.value
-    value = min(max(setting.value, low), high)
-    return setting if value == setting.value else msgspec.structs.replace(setting, value=value)
+    value, budget = (
+        None if v is None else min(max(v, low), high) for v in (setting.value, setting.budget_value)
+    )
+    if (value, budget) == (setting.value, setting.budget_value):
+        return setting
+    assert value is not None
+    return msgspec.structs.replace(setting, value=value, budget_value=budget)
 
 
 def check(plan: Plan, state: NodeState) -> None:

@@ -15,6 +15,9 @@ from gpuagent.model.vocab import (
 )
 
 WINDOW_SECONDS = 10.0
+"""A cgroup has to have been watched for so long before what it used says anything."""
+USED_SECONDS = 300.0
+"""What it used is the most of so long: a checkpoint or an evaluation is not what it usually does."""
 KEPT_SECONDS = 60.0
 """For so long after a hold its samples may still be in some window, and are not to be trusted."""
 
@@ -26,7 +29,7 @@ class Origin(msgspec.Struct, frozen=True):
     """What one cgroup had."""
 
     cores: float | None
-    """The most CPU it used within ten seconds; None where that is not known."""
+    """The most CPU it used within `USED_SECONDS`; None where that is not known."""
     weight: float | None
     """Its cpu.weight; None where it has none."""
     used_at: float = float("-inf")
@@ -59,7 +62,7 @@ def with_those_held(known: Origins, last: Before, state: NodeState) -> Origins:
     for subject in _held(state):
         place = (subject.cgroup, subject.inode)
         if place not in found and place not in last.held:
-            window = state.history.window(CGROUP_CPU_CORES, subject, last.at - WINDOW_SECONDS)
+            window = state.history.window(CGROUP_CPU_CORES, subject, last.at - USED_SECONDS)
             used = [cores for at, cores in window if at <= last.at]
             if used:
                 found[place] = Origin(max(used), None, state.now.mono)
@@ -96,7 +99,21 @@ def _cores(state: NodeState, tenant: Tenant, seat: Seat) -> float | None:
     if state.fresh(CGROUP_CPU_CORES, subject) is None:
         alone = len(tenant.seats) == 1
         return state.fresh(TENANT_CPU_CORES, on_tenant(tenant.name)) if alone else None
-    window = state.history.window(CGROUP_CPU_CORES, subject, state.now.mono - WINDOW_SECONDS)
+    return cores_seen(state, subject)
+
+
+def watched_seconds(state: NodeState, cgroup: Subject) -> float | None:
+    """For how long the CPU use of a cgroup has been seen; None if it is not. The first says little.
+
+    What was seen long ago, before it went and came again, does not count.
+    """
+    seen = state.history.window(CGROUP_CPU_CORES, cgroup, state.now.mono - KEPT_SECONDS)
+    return state.now.mono - seen[0][0] if seen else None
+
+
+def cores_seen(state: NodeState, cgroup: Subject) -> float | None:
+    """The most CPU that a cgroup is seen to have used in the last minutes; None if nothing is."""
+    window = state.history.window(CGROUP_CPU_CORES, cgroup, state.now.mono - USED_SECONDS)
     return max((v for _, v in window), default=None)
 
 

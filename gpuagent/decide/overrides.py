@@ -13,11 +13,21 @@ import msgspec
 from gpuagent.config import Config
 from gpuagent.decide.card import operators_limit
 from gpuagent.decide.causes import label
-from gpuagent.decide.ladder import Pull
+from gpuagent.decide.ladder import CPU_UNKNOWN, Pull
 from gpuagent.decide.merge import lives_at, protected_paths
-from gpuagent.decide.origins import Before, Origins, measure, relied_on, with_those_held
-from gpuagent.model.inventory import Gpu, Level, Tenant
-from gpuagent.model.lease import Lease, objection
+from gpuagent.decide.origins import (
+    WINDOW_SECONDS,
+    Before,
+    Origin,
+    Origins,
+    cores_seen,
+    measure,
+    relied_on,
+    watched_seconds,
+    with_those_held,
+)
+from gpuagent.model.inventory import Gpu, Level, Tenant, on_cgroup
+from gpuagent.model.lease import USED_CORES, Lease, objection
 from gpuagent.model.plan import Blocked, Cause, Decision, Hold, Setting
 from gpuagent.model.state import Event, KnobKey, NodeState, Outcome
 from gpuagent.model.vocab import CPU_MAX, POWER_LIMIT
@@ -38,6 +48,8 @@ class Memory(msgspec.Struct, frozen=True):
     """By name, since when an override cannot be carried out."""
     said: tuple[str, ...] = ()
     """Overrides of which that has been told."""
+    limited: tuple[tuple[Lease, str], ...] = ()
+    """Overrides of cards, each with an L1 tenant there of which that has been told."""
 
 
 class Overrides:
@@ -53,7 +65,7 @@ class Overrides:
 
     def decide(self, memory: Memory, state: NodeState) -> tuple[Memory, Decision]:
         now, last = state.now.mono, Before.of(state)
-        origins = with_those_held(memory.origins, memory.before, state)
+        origins = _remembered(with_those_held(memory.origins, memory.before, state), state)
         wishes = {x.id: self._wishes(x, state, origins) for x in state.leases}
         settings = tuple(s for wished in wishes.values() for s in wished)
         hindrances = {
@@ -61,7 +73,12 @@ class Overrides:
         }
         since = {name: memory.hindered.get(name, now) for name in hindrances}
         due = {n for n, at in since.items() if now - at >= _PATIENCE_SECONDS}
-        events = (*_changes(memory, state), *_told(due - {*memory.said}, hindrances, state))
+        limited = _limited(state)
+        events = (
+            *_changes(memory, state),
+            *_limits_told([pair for pair in limited if pair not in memory.limited], state),
+            *_told(due - {*memory.said}, hindrances, state),
+        )
         return (
             Memory(
                 before=last,
@@ -69,6 +86,9 @@ class Overrides:
                 leases=state.leases,
                 hindered=since,
                 said=tuple(sorted(due)),
+                limited=tuple(
+                    dict.fromkeys((*(p for p in memory.limited if p[0] in state.leases), *limited))
+                ),
             ),
             Decision(
                 settings=settings,
@@ -104,10 +124,22 @@ class Overrides:
         )
         protected = protected_paths(state)
         for setting in pull.settings((), self._law):
+            place = (setting.subject.cgroup, setting.subject.inode)
             name = lives_at(protected, setting.subject.cgroup)
             shared = None if name is None else Blocked("refused", f"{name} (L1) lives there")
+            blocked = setting.blocked or shared
+            if blocked is None and place not in origins:
+                watched = watched_seconds(state, setting.subject)
+                if watched is None:
+                    blocked = CPU_UNKNOWN
+                elif watched < WINDOW_SECONDS:
+                    continue  # a share of its first seconds would be held as long as the override
+            used = pull.origins[place].cores
             yield msgspec.structs.replace(
-                setting, rule=lease.rule, blocked=setting.blocked or shared
+                setting,
+                rule=lease.rule,
+                blocked=blocked,
+                numbers=(*setting.numbers, *(() if used is None else ((USED_CORES, used),))),
             )
 
 
@@ -129,6 +161,19 @@ def _limit(lease: Lease, gpu: Gpu) -> Setting:
 
 
 # -- what was used before ------------------------------------------------------------------------------
+
+
+def _remembered(origins: Origins, state: NodeState) -> Origins:
+    """With what an earlier run has kept of those that are not known, or what is seen, if it is more."""
+    found = dict(origins)
+    for lease in state.leases:
+        for used in lease.used:
+            place = (used.cgroup, used.inode)
+            if place not in found:
+                subject = on_cgroup(lease.subject.tenant, *place)
+                seen = cores_seen(state, subject)
+                found[place] = Origin(max(used.cores, seen or 0.0), None, state.now.mono)
+    return found
 
 
 def _used(origins: Origins, settings: Iterable[Setting], state: NodeState) -> Origins:
@@ -205,28 +250,39 @@ def _changes(memory: Memory, state: NodeState) -> Iterator[Event]:
     now = state.now.mono
     known = {x.id: x for x in memory.leases}
     for lease in state.leases:
-        if known.pop(lease.id, None) != lease:
-            yield from _begun(lease, state)
+        if known.pop(lease.id, None) != lease and not lease.resumed:
+            yield _begun(lease, state)
     for lease in known.values():
         over = lease.until <= now
         kind, became = ("expired", "has ended") if over else ("dropped", "has been dropped")
         yield Event(f"override-{kind}", now, f"{lease.words} {became}", lease.subject)
 
 
-def _begun(lease: Lease, state: NodeState) -> Iterator[Event]:
+def _begun(lease: Lease, state: NodeState) -> Event:
     now, what = state.now.mono, _what(lease)
     numbers = (("share_ratio" if lease.on_tenant else "power_limit_watts", lease.value),)
     passive = "" if state.acts else "; the agent only observes now"
-    yield Event(
+    return Event(
         "override-set", now, f"{what}: {lease.words}{passive}", lease.subject, numbers=numbers
     )
-    if lease.on_tenant or not state.acts:
-        return
-    top = operators_limit(state, lease.subject)
-    for tenant in state.inventory.on_card(lease.subject.gpu):
-        if tenant.level is Level.L1 and top is not None and lease.value < top:
-            text = f"the power limit of a card of {tenant.name} (L1) is lowered: {lease.words}"
-            yield Event("l1-card-limited", now, text, lease.subject, numbers, alert=True)
+
+
+def _limited(state: NodeState) -> list[tuple[Lease, str]]:
+    """Which override lowers the limit of a card that which L1 tenant is on."""
+    found = []
+    for lease in state.leases if state.acts else ():
+        top = None if lease.on_tenant else operators_limit(state, lease.subject)
+        if top is not None and lease.value < top and objection(lease, state.inventory) is None:
+            on_it = state.inventory.on_card(lease.subject.gpu)
+            found += [(lease, t.name) for t in on_it if t.level is Level.L1]
+    return found
+
+
+def _limits_told(pairs: Iterable[tuple[Lease, str]], state: NodeState) -> Iterator[Event]:
+    for lease, name in pairs:
+        text = f"the power limit of a card of {name} (L1) is lowered: {lease.words}"
+        numbers = (("power_limit_watts", lease.value),)
+        yield Event("l1-card-limited", state.now.mono, text, lease.subject, numbers, alert=True)
 
 
 def _what(lease: Lease) -> str:

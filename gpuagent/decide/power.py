@@ -5,7 +5,7 @@ worth it; a change of the budget or of the cards is answered at once. What canno
 with the most it may draw.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -24,10 +24,23 @@ _IDLE_RANK = 4
 _WORTH_RATIO = 0.03
 """A limit is not moved by less than this share of its cap: demand is never quite still."""
 _STARVED_RATIO = 0.05
+_TOLD_RATIO = 0.05
+"""What an L1 tenant's card loses of its cap to the budget is news from this share on, and each step."""
+_OVER_SECONDS = 30.0
+"""A card is said to be limited no longer once it has not been for so long: demand comes and goes."""
 _ROUNDING_WATTS = 1e-6
 _PATIENCE_SECONDS = 10.0
 _AGAIN_SECONDS = 300.0
 """An alert is said again only after it has not held for this long."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A limit of an L1 tenant's card that has been said."""
+
+    watts: float
+    """The lowest that was said."""
+    free_since: float | None = None
+    """Since when the budget has not limited the card."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -47,6 +60,12 @@ class Memory(msgspec.Struct, frozen=True):
     """When the processes on them were."""
     ready: bool = False
     """Whether it is known whose cards they are: before that an L1 tenant's would be cut like any."""
+    budget: float | None = None
+    """As it was at the last decision; below, whether there was one."""
+    begun: bool = False
+    told: dict[str, Told] = {}
+    """L1 tenants' cards that are said to be limited, while `acts` was as below."""
+    acts: bool = False
 
 
 class PowerBudget:
@@ -63,19 +82,23 @@ class PowerBudget:
         return Memory()
 
     def decide(self, memory: Memory, state: NodeState) -> tuple[Memory, Decision]:
+        news = list(self._changed(memory, state))
         gpus = state.inventory.gpus
         if self._budget is None or not gpus:
-            return Memory(), Decision()
+            if self._budget is None and state.acts and memory.acts:
+                news += [_freed(state, card) for card in memory.told]
+            return Memory(budget=self._budget, begun=True), Decision(events=tuple(news))
+        memory = msgspec.structs.replace(memory, budget=self._budget, begun=True)
         memory = _heard(memory, state)
         if not memory.ready:
-            return memory, Decision(complete=False)
+            return memory, Decision(complete=False, events=tuple(news))
         claims = [c for g in gpus if (c := self._claim(state, memory, g)) is not None]
         fixed, unknown = _beyond_control(state, gpus, claims)
         usable = self._budget - fixed
         memory = self._share_out(memory, claims, usable, state.now.mono)
         alerts = list(self._alerts(state, memory, claims, fixed, unknown))
-        said, events = _news(memory.said, alerts, state.now.mono)
-        floors = sum(c.floor for c in claims)
+        said, alarms = _news(memory.said, alerts, state.now.mono)
+        told, limited = self._l1_limits(state, memory, claims, {str(a.subject) for a in alarms})
         short = [a for a in alerts if a.kind == "power-budget-unreachable"]
         since = None if not short else memory.short_since or state.now.mono
         causes = tuple(
@@ -83,11 +106,73 @@ class PowerBudget:
             for a in short
         )
         settings = () if _holds_anyhow(claims, usable) else self._settings(memory, claims, state)
+        floors = sum(c.floor for c in claims)
         assert floors > usable or sum(s.value for s in settings) <= usable + _ROUNDING_WATTS
         return (
-            msgspec.structs.replace(memory, said=said, short_since=since),
-            Decision(settings=settings, causes=causes, events=events),
+            msgspec.structs.replace(
+                memory, said=said, short_since=since, told=told, acts=state.acts
+            ),
+            Decision(settings=settings, causes=causes, events=(*news, *alarms, *limited)),
         )
+
+    def _changed(self, memory: Memory, state: NodeState) -> Iterator[Event]:
+        """That the budget is another than at the last decision."""
+        if not memory.begun or memory.budget == self._budget:
+            return
+        numbers: tuple[tuple[str, float], ...] = ()
+        if self._budget is None:
+            text = "there is no power budget any more"
+        else:
+            text = f"the power budget of the node is now {self._budget:.0f} W"
+            numbers = (("budget_watts", self._budget),)
+        before = "" if memory.budget is None else f"; it was {memory.budget:.0f} W"
+        yield Event("power-budget-changed", state.now.mono, text + before, NODE, numbers)
+
+    def _l1_limits(
+        self,
+        state: NodeState,
+        memory: Memory,
+        claims: Sequence[Claim],
+        alarmed: Collection[str],
+    ) -> tuple[dict[str, Told], list[Event]]:
+        """What is said by now of the limits of L1 tenants' cards, and what is new of it.
+
+        `alarmed` are subjects of which it is said just now that they get less than they ask for.
+        """
+        now = state.now.mono
+        before = memory.told if memory.acts == state.acts else {}
+        told: dict[str, Told] = {}
+        events: list[Event] = []
+        for claim in claims:
+            card, limit = claim.card, memory.limits[claim.card]
+            known = before.get(card)
+            step = max(POWER_LIMIT.deadband, _TOLD_RATIO * claim.cap)
+            if claim.rank != Level.L1:
+                continue
+            if known is None and limit > claim.cap - step:
+                continue
+            if known is None or limit <= known.watts - step:
+                told[card] = Told(limit)
+                if str(on_gpu(card)) not in alarmed:
+                    events.append(self._limited(state, claim, limit))
+            elif limit < claim.cap - POWER_LIMIT.deadband:
+                told[card] = Told(known.watts)
+            elif now - (since := now if known.free_since is None else known.free_since) < (
+                _OVER_SECONDS
+            ):
+                told[card] = Told(known.watts, since)
+            elif state.acts:
+                events.append(_freed(state, card))
+        return told, events
+
+    def _limited(self, state: NodeState, claim: Claim, limit: float) -> Event:
+        kind, verb = _spoken(state)
+        text = (
+            f"{_called(state, claim.card)}, used by an L1 tenant, {verb} {limit:.0f} W of its "
+            f"{claim.cap:.0f} W, as the node has a power budget of {self._budget:.0f} W"
+        )
+        numbers = (("limit_watts", limit), ("cap_watts", claim.cap))
+        return Event(kind, state.now.mono, text, on_gpu(claim.card), numbers)
 
     def _share_out(
         self, memory: Memory, claims: Sequence[Claim], usable: float, now: float
@@ -195,17 +280,15 @@ class PowerBudget:
                 "budget counts it like the largest of the others"
             )
             yield Event("power-unknown", now, text, on_gpu(gpu.uuid), alert=True)
-        verb = "gets" if state.acts else "would get"
+        kind, verb = _spoken(state)
         for claim in claims:
-            gpu_or_none = state.inventory.gpu(claim.card)
             limit = memory.limits[claim.card]
-            if gpu_or_none is None or claim.rank != Level.L1 or not _starved(claim, limit):
+            if claim.rank != Level.L1 or not _starved(claim, limit):
                 continue
             text = (
-                f"{label(gpu_or_none)}, used by an L1 tenant, {verb} {limit:.0f} W of the "
+                f"{_called(state, claim.card)}, used by an L1 tenant, {verb} {limit:.0f} W of the "
                 f"{claim.demand:.0f} W it asks for"
             )
-            kind = "l1-card-limited" if state.acts else "would-limit-l1-card"
             yield Event(kind, now, text, on_gpu(claim.card), alert=state.acts)
 
 
@@ -235,6 +318,21 @@ def _news(
     holding = {f"{a.kind} {a.subject}": a for a in alerts}
     events = tuple(a for name, a in holding.items() if name not in lately)
     return {**lately, **dict.fromkeys(holding, now)}, events
+
+
+def _spoken(state: NodeState) -> tuple[str, str]:
+    """Kind and verb of an event about an L1 tenant's card."""
+    return ("l1-card-limited", "gets") if state.acts else ("would-limit-l1-card", "would get")
+
+
+def _called(state: NodeState, card: str) -> str:
+    gpu = state.inventory.gpu(card)
+    return card if gpu is None else label(gpu)
+
+
+def _freed(state: NodeState, card: str) -> Event:
+    text = f"{_called(state, card)}, used by an L1 tenant, is limited by the power budget no longer"
+    return Event("l1-card-limit-ended", state.now.mono, text, on_gpu(card))
 
 
 def _starved(claim: Claim, limit: float) -> bool:

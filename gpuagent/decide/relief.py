@@ -11,8 +11,9 @@ import msgspec
 
 _SMOOTH_SECONDS = 10.0
 """As long as readings look back."""
-_PLAIN_RATIO = 0.15
-"""A value that is lower by this part has not come down by chance."""
+_SOON_SECONDS = 60.0
+"""What comes of letting go shows within this time; later it is the load that may have changed."""
+_LATE_FACTOR = 1.5
 
 
 class Relief(msgspec.Struct, frozen=True):
@@ -22,29 +23,48 @@ class Relief(msgspec.Struct, frozen=True):
     """When the last sample was taken, monotonic seconds."""
     level: float
     worst: float
+    plain_ratio: float
+    """A value that is lower by this part has not come down by chance."""
+    let_go_at: float | None = None
+    """Since when it is watched what comes of doing without the lever; None while it is used."""
 
     @classmethod
-    def begun(cls, at: float, error: float) -> "Relief":
+    def begun(cls, at: float, effect: float, plain_ratio: float) -> "Relief":
         """At the first cut, for a sample taken `at`."""
-        return cls(at, error, error)
+        return cls(at, effect, effect, plain_ratio)
 
-    def after(self, at: float, error: float, *, settled: bool) -> "Relief":
+    def after(self, at: float, effect: float, *, settled: bool) -> "Relief":
         """With one more sample; `settled` once the lever has had its full effect."""
         if at <= self.at:
             return self
-        level = self.level + (error - self.level) * -math.expm1((self.at - at) / _SMOOTH_SECONDS)
-        return Relief(at, level, self.worst if settled else max(self.worst, level))
+        level = self.level + (effect - self.level) * -math.expm1((self.at - at) / _SMOOTH_SECONDS)
+        worst = self.worst if settled else max(self.worst, level)
+        return msgspec.structs.replace(self, at=at, level=level, worst=worst)
 
     @property
     def plain(self) -> bool:
-        """Whether half of the error is gone, or 15 % of the value."""
-        return self.level <= max(self.worst / 2, self.worst - _PLAIN_RATIO * (1.0 + self.worst))
+        """Whether the value is plainly lower than at its worst, or half of the error is gone.
+
+        The latter counts from half of what is plain on: small errors are halved by chance.
+        """
+        fallen = (self.worst - self.level) / (1.0 + self.worst)
+        halved = self.level <= self.worst / 2
+        return fallen >= (self.plain_ratio / 2 if halved else self.plain_ratio)
 
     def let_go(self) -> "Relief":
         """From here on it is watched what comes of doing without the lever."""
-        return Relief(self.at, self.level, self.level)
+        return msgspec.structs.replace(self, worst=self.level, let_go_at=self.at)
 
     @property
     def regretted(self) -> bool:
-        """After `let_go`: whether the value is plainly higher without the lever, by 15 %."""
-        return self.level >= self.worst + _PLAIN_RATIO * (1.0 + self.worst)
+        """After `let_go`: whether the value is plainly higher without the lever.
+
+        Later than soon after it has to be much higher: over a long time chance brings everything.
+        """
+        ratio = self.plain_ratio if self.soon else _LATE_FACTOR * self.plain_ratio
+        return self.let_go_at is not None and self.level >= self.worst + ratio * (1.0 + self.worst)
+
+    @property
+    def soon(self) -> bool:
+        """Whether it has been let go of only just now, so that what is seen has come of that."""
+        return self.let_go_at is not None and self.at - self.let_go_at <= _SOON_SECONDS

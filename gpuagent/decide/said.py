@@ -1,8 +1,11 @@
-"""What the backpressure policy says of what it does: one event for each beginning and each end."""
+"""What the backpressure policy says of what it does: one event for each beginning and each end.
+
+An event is about who is held, and its text and numbers are those of the cause.
+"""
 
 from gpuagent.decide.causes import Sample
 from gpuagent.decide.held import CARD, Futile, Held
-from gpuagent.model.inventory import Level
+from gpuagent.model.inventory import Level, Subject, on_gpu, on_tenant
 from gpuagent.model.plan import Blocked, Cause
 from gpuagent.model.state import Event, NodeState
 
@@ -20,7 +23,7 @@ class Said:
         """It is, or would be, cut from a share of 1."""
         cause, acts = held.cause, self._state.acts
         kind, verb = ("held-back", "is") if acts else ("would-hold-back", "would be")
-        self._say(kind, f"{held.knob} of {held.name} {verb} cut: {cause.why}", cause)
+        self._say(kind, f"{held.knob} of {held.name} {verb} cut: {cause.why}", cause, held.who)
         if held.tenant != CARD:
             return
         for tenant in self._state.inventory.on_card(cause.subject.gpu):
@@ -31,29 +34,32 @@ class Said:
                 self._say("l1-card-limited" if acts else "would-limit-l1-card", text, cause)
 
     def released(self, held: Held) -> None:
-        self._say("released", f"{held.knob} of {held.name}: it is held back no longer", held.cause)
+        text = f"{held.knob} of {held.name}: it is held back no longer"
+        self._say("released", text, held.cause, held.who)
 
     def let_go(self, held: Held, blocked: Blocked) -> None:
         """Nothing is said to be let go where nothing was held."""
         if self._state.acts:
             text = f"{held.knob} of {held.name} let go as {blocked.result}: {blocked.why}"
-            self._say("lever-let-go", text, held.cause)
+            self._say("lever-let-go", text, held.cause, held.who)
 
     def tested(self, held: Held) -> None:
         text = f"{held.knob} of {held.name} let go to see whether it still helps: {held.cause.why}"
-        self._say("lever-tested", text, held.cause)
+        self._say("lever-tested", text, held.cause, held.who)
 
     def missed(self, futile: Futile, sample: Sample) -> None:
         text = f"{futile.knob} of {futile.name} is used again: without it, {sample.why}"
-        self.events.append(Event("lever-missed", self._state.now.mono, text, sample.subject))
+        # A card is a lever for causes of its own only.
+        card = futile.name == sample.subject.gpu
+        who = on_gpu(futile.name) if card else on_tenant(futile.name)
+        self.events.append(Event("lever-missed", self._state.now.mono, text, who))
 
     def helpless(self, cause: Cause, *, more: bool) -> None:
         """`more` says whether something is held back for it already."""
         what = "nothing more can" if more else "nothing can"
         self._say("no-lever-left", f"{what} be held back for this: {cause.why}", cause)
 
-    def _say(self, kind: str, text: str, cause: Cause) -> None:
-        alert = kind in _ALERTS
-        self.events.append(
-            Event(kind, self._state.now.mono, text, cause.subject, cause.numbers, alert)
-        )
+    def _say(self, kind: str, text: str, cause: Cause, who: Subject | None = None) -> None:
+        """`who` is held; None for what is about the cause itself."""
+        alert, about = kind in _ALERTS, cause.subject if who is None else who
+        self.events.append(Event(kind, self._state.now.mono, text, about, cause.numbers, alert))

@@ -333,14 +333,15 @@ class Turn:
             self._said.released(now)
 
     def _gripped(self, held: Held, grip: Grip) -> Held:
-        begins = held.grip.share >= 1.0 > grip.share
+        begins = held.grip.calm and grip.share < held.grip.share
         sample = self._samples.get(held.cause_key)
-        relief = held.relief
-        if begins:
+        now = msgspec.structs.replace(held, grip=grip)
+        if begins:  # what came of it the last time was under another load
             self._levers.used(held)
+            relief = None
             if sample is not None:
-                relief = Relief.begun(sample.at, sample.effect)
-        now = msgspec.structs.replace(held, grip=grip, relief=relief)
+                relief = Relief.begun(sample.at, sample.effect, sample.plain_ratio)
+            now = msgspec.structs.replace(now, relief=relief, kept_since=None)
         self._put(now)
         return now
 

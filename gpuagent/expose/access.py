@@ -12,3 +12,7 @@ class Access(msgspec.Struct, frozen=True):
     """Those that are valid, by id."""
     tokens_why: str = ""
     """Why none is valid; empty while their file is as it should be."""
+    certificate_ends_wall: float | None = None
+    """When the certificate of the network listener expires, in seconds since the epoch."""
+    unsaved_why: str = ""
+    """Why a restart would find other tokens or overrides in force; empty while all is on the disk."""

@@ -8,7 +8,7 @@ import msgspec
 
 from gpuagent.clock import Clock
 from gpuagent.errors import Unavailable
-from gpuagent.expose import environment, explain, overrides, picture, reports, tokens
+from gpuagent.expose import discreet, environment, explain, overrides, picture, reports, tokens
 from gpuagent.expose.access import Access
 from gpuagent.expose.gate import forbidden
 from gpuagent.expose.intake import Intake
@@ -101,17 +101,25 @@ def _tenants(told: Told, ask: Ask) -> View:
     shown = picture.tenants(snapshot, ask.peer)
     wanted, after = part(ask.query, [wire(t.name) for t in shown])
     items = tuple(picture.row(snapshot, t) for t in shown[wanted])
+    if not ask.peer.sees_all:
+        items = tuple(discreet.row(r) for r in items)
     return Page(items=items, next=after, total=len(shown))
 
 
 def _tenant(told: Told, ask: Ask) -> View:
     snapshot = current(told)
-    return picture.tenant(snapshot, _named(snapshot, ask))
+    who = _named(snapshot, ask)
+    if ask.peer.sees_all:
+        return picture.tenant(snapshot, who)
+    return discreet.full(picture.tenant(snapshot, discreet.tenant(who)))
 
 
 def _explanation(told: Told, ask: Ask) -> View:
     snapshot = current(told)
-    return explain.explanation(snapshot, _named(snapshot, ask))
+    who = _named(snapshot, ask)
+    if ask.peer.sees_all:
+        return explain.explanation(snapshot, who)
+    return discreet.explanation(explain.explanation(snapshot, discreet.tenant(who)))
 
 
 def _named(snapshot: Snapshot, ask: Ask) -> Tenant:
@@ -197,7 +205,7 @@ GETS: tuple[Get, ...] = (
     Get(
         path="/v1/tenants/{name}/explanation",
         audience=For.TENANTS,
-        about="Why a tenant is treated as it is.",
+        about="Why a tenant is treated as it is; its own user is told so without a word on others.",
         answer=_explanation,
         view=ExplanationView,
     ),

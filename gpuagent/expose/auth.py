@@ -125,7 +125,7 @@ class Socket(Protocol):
 def judge(caller: Caller, inventory: Inventory, rules: Rules) -> Peer:
     """What `caller` may, given who exists. Pure."""
     uid = caller.credentials.uid
-    label = f"user {uid}"
+    label = f"user {uid}" if uid else "root"
     origin = caller.origin
     if origin is None:
         return Peer(label=label, why="your process had ended before it could be looked at")

@@ -5,7 +5,7 @@ The variables of MPS are read by a client as it starts, and can only tighten wha
 (NVIDIA, Multi-Process Service, "Environment variables").
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 
@@ -84,7 +84,11 @@ def _whole(limit: int) -> str:
 # -- whose ---------------------------------------------------------------------------------------------
 
 
-def promise(snapshot: Snapshot, settings: Mapping[str, object], name: str, reader: Peer) -> Promise:
+Settings = Callable[[], Mapping[str, object]]
+"""Gives the configuration in force. It is not asked before the reader's right is known."""
+
+
+def promise(snapshot: Snapshot, settings: Settings, name: str, reader: Peer) -> Promise:
     """The tenant of this name as it stands in a path, running or only declared. Raises Trouble.
 
     Who may not see it does not learn whether it exists. Whose a tenant is can be told by its
@@ -96,7 +100,7 @@ def promise(snapshot: Snapshot, settings: Mapping[str, object], name: str, reade
             return Promise(tenant.name, tenant.level, limit, present=True)
     if not reader.sees_all:
         raise forbidden(reader, "see a tenant that is not yours, or that has no process now")
-    declared = settings.get("tenants")
+    declared = settings().get("tenants")
     for rule in declared if isinstance(declared, list) else ():
         if isinstance(rule, Mapping) and rule.get("name") == name:
             return _declared(rule)
@@ -117,10 +121,10 @@ def _cards(cards: tuple[Gpu, ...] | None) -> int | None:
 
 
 def _environment(told: Told, ask: Ask) -> EnvironmentView:
-    snapshot, settings = current(told), told.settings()
-    found = promise(snapshot, settings, ask.name, ask.peer)
-    paths = settings.get("paths")
-    socket = str(paths.get("socket", "")) if isinstance(paths, Mapping) else ""
+    snapshot = current(told)
+    found = promise(snapshot, told.settings, ask.name, ask.peer)
+    # Not what the configuration says: that may be in force only after a restart.
+    socket = next((one.address for one in told.access().listeners if one.name == "unix"), "")
     return EnvironmentView(
         tenant=wire(found.name),
         present=found.present,

@@ -10,6 +10,7 @@ from gpuagent.expose.picture import (
     passive_why,
     readings,
     row,
+    since,
     tight,
 )
 from gpuagent.expose.views import CauseView, ExplanationView, KnobView, PlanView
@@ -72,7 +73,7 @@ def _cause(cause: Cause, snapshot: Snapshot) -> CauseView:
         kind=cause.kind,
         gpu=cause.subject.gpu or None,
         tenant=cause.subject.tenant or None,
-        held_seconds=max(0.0, snapshot.state.now.mono - cause.since),
+        held_seconds=since(cause.since, snapshot.state.now.mono),
         why=cause.why,
         numbers=numbers(cause.numbers),
     )
@@ -117,7 +118,7 @@ def _knob(
         rule=setting.rule if setting else "",
         numbers=numbers(setting.numbers if setting else ()),
         takes_effect=knob.takes_effect,
-        age_seconds=None if outcome is None else max(0.0, snapshot.state.now.mono - outcome.at),
+        age_seconds=None if outcome is None else since(outcome.at, snapshot.state.now.mono),
     )
 
 

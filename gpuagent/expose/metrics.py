@@ -27,7 +27,7 @@ from gpuagent.expose.access import Access
 from gpuagent.expose.labels import Labels, Names
 from gpuagent.expose.picture import share_left, tight
 from gpuagent.model.inventory import on_tenant
-from gpuagent.model.plan import Snapshot
+from gpuagent.model.plan import Posture, Snapshot
 from gpuagent.model.state import ACTION_RESULTS
 from gpuagent.model.text import quantile_text, wire
 from gpuagent.model.vocab import KNOBS, SIGNALS, On
@@ -124,8 +124,26 @@ def render(snapshot: Snapshot, version: str, access: Access = Access()) -> bytes
     """The exposition of `snapshot`, and the agent's own CPU time, memory and open files."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(SnapshotCollector(snapshot, version, access))
-    ProcessCollector(registry=registry)
+    registry.register(_OwnProcess(_mark(snapshot)))
     return generate_latest(registry)
+
+
+def _mark(snapshot: Snapshot) -> Labels:
+    """No real host's series has this label: nothing simulated can be taken for one of them."""
+    return {"simulated": "true"} if snapshot.posture.simulated else {}
+
+
+class _OwnProcess(Collector):
+    """The agent's own process, which tells what it costs: with the mark as well."""
+
+    def __init__(self, mark: Labels) -> None:
+        self._mark = mark
+        self._process = ProcessCollector(registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._process.collect():
+            metric.samples = [s._replace(labels={**s.labels, **self._mark}) for s in metric.samples]
+            yield metric
 
 
 class Family:
@@ -162,8 +180,7 @@ class SnapshotCollector(Collector):
         self._version = version
         self._access = access
         self._names = Names(snapshot.state.inventory)
-        # No real host's series has this label: nothing simulated can be taken for one of them.
-        self._mark = {"simulated": "true"} if snapshot.posture.simulated else {}
+        self._mark = _mark(snapshot)
 
     def collect(self) -> Iterator[Metric]:
         for family in (
@@ -276,28 +293,7 @@ class SnapshotCollector(Collector):
                 self._snapshot.state.now.wall,
             ),
             self._overrides(),
-            _alone("acting", "1 while the agent may change anything, else 0.", posture.acts),
-            _alone("paused", "1 while the agent is paused, else 0.", posture.paused),
-            _alone(
-                "demoted",
-                "1 while the agent only observes because it has crashed too often, else 0.",
-                bool(posture.demoted),
-            ),
-            _alone(
-                "released",
-                "1 while the driver has been let go on request, else 0.",
-                posture.released,
-            ),
-            _alone(
-                "config_error",
-                "1 while the configuration file has problems and an earlier one is in force.",
-                bool(posture.config_error),
-            ),
-            _alone(
-                "config_last_load_timestamp_seconds",
-                "When the configuration in force was read.",
-                posture.config_loaded_wall,
-            ),
+            *_posture(posture),
             _alone("loop_ticks_total", "Passes of the control loop.", stats.ticks, "counter"),
             _alone("loop_lag_seconds", "How late the last pass began.", stats.lag_seconds),
             _alone("loop_tick_seconds", "Duration of the last pass.", stats.tick_seconds),
@@ -345,7 +341,10 @@ class SnapshotCollector(Collector):
             "1 while the file of tokens cannot be used, so that none is valid, else 0.",
             bool(self._access.tokens_why),
         )
-        return up, faulty, unusable
+        ends = Family("tls_certificate_expiry_timestamp_seconds", "When the certificate expires.")
+        if self._access.certificate_ends_wall is not None:
+            ends.add({"listener": "network"}, self._access.certificate_ends_wall)
+        return up, faulty, unusable, ends
 
     def _sensors(self) -> Iterable[Family]:
         up = Family("sensor_up", "1 if the last reading succeeded, 0 if not.")
@@ -363,6 +362,30 @@ class SnapshotCollector(Collector):
             if health.last_success is not None:
                 success.add(labels, now.wall - now.mono + health.last_success)
         return up, success, duration, failures
+
+
+def _posture(posture: Posture) -> Iterator[Family]:
+    """What it may do, and why it may do no more."""
+    flags = {
+        "acting": ("while the agent may change anything, else 0.", posture.acts),
+        "paused": ("while the agent is paused, else 0.", posture.paused),
+        "demoted": (
+            "while the agent only observes because it has crashed too often, else 0.",
+            bool(posture.demoted),
+        ),
+        "released": ("while the driver has been let go on request, else 0.", posture.released),
+        "config_error": (
+            "while the configuration file has problems and an earlier one is in force.",
+            bool(posture.config_error),
+        ),
+    }
+    for name, (when, holds) in flags.items():
+        yield _alone(name, f"1 {when}", holds)
+    yield _alone(
+        "config_last_load_timestamp_seconds",
+        "When the configuration in force was read.",
+        posture.config_loaded_wall,
+    )
 
 
 def _alone(name: str, text: str, value: float, kind: str = "gauge") -> Family:

@@ -23,7 +23,7 @@ from gpuagent.errors import Refused
 from gpuagent.expose.allowance import Allowance
 from gpuagent.expose.sockets import BACKLOG
 from gpuagent.quantities import split_address
-from gpuagent.tlspair import Stamp, context, stamp
+from gpuagent.tlspair import Stamp, Validity, context, stamp, validity
 
 HANDSHAKES = 16
 HANDSHAKES_PER_ADDRESS = 4
@@ -97,6 +97,8 @@ class Network:
         self._stamps: tuple[Stamp, ...] | None = None
         """Of the files when they were last read."""
         self._pair_why = ""
+        self._validity: Validity | None = None
+        """Of the certificate in use."""
         self._listen_why = ""
         self._told = ""
         self._sock: socket.socket | None = None
@@ -115,7 +117,19 @@ class Network:
     @property
     def why(self) -> str:
         """What is amiss; empty while all is well."""
-        return "; ".join(w for w in (self._listen_why, self._pair_why) if w)
+        whys = (self._listen_why, self._pair_why, self._validity_why)
+        return "; ".join(w for w in whys if w)
+
+    @property
+    def _validity_why(self) -> str:
+        """Clients refuse a certificate out of its time; who does not look at that is served."""
+        why = self._validity.why_not(self._clock.now().wall) if self._validity is not None else ""
+        return f"clients refuse its certificate: {why}" if why else ""
+
+    @property
+    def certificate_ends_wall(self) -> float | None:
+        """When the certificate in use expires, in seconds since the epoch; None if not known."""
+        return None if self._validity is None else self._validity.ends_wall
 
     @property
     def handshakes(self) -> int:
@@ -170,6 +184,7 @@ class Network:
         before = self._context
         try:
             self._context = await asyncio.to_thread(context, *self._pair)
+            self._validity = await asyncio.to_thread(validity, self._pair[0])
         except Refused as error:
             old = "; the one before stays in use" if before is not None else ""
             self._pair_why = f"its certificate cannot be used{old}: {error}"

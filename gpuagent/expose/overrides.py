@@ -121,7 +121,12 @@ def _effect(snapshot: Snapshot, lease: Lease) -> tuple[str | None, str]:
 def _unheld(snapshot: Snapshot, lease: Lease) -> tuple[str | None, str]:
     """Of one that wishes nothing: it leaves its tenant alone, or nothing can be done for it."""
     if not lease.on_tenant or lease.value < 1.0:
-        return None, "there is nothing yet that could be turned for it"
+        return None, (
+            "there is nothing yet that could be turned for it: the CPU use of a tenant is watched "
+            "for ten seconds before a share of it is held"
+            if lease.on_tenant
+            else "there is nothing yet that could be turned for it"
+        )
     ours = (o for o in snapshot.outcomes.values() if o.original is not None)
     if any(o.subject.tenant == lease.subject.tenant for o in ours):
         return "in flight", "what was turned is being put back"

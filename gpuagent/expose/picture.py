@@ -39,17 +39,25 @@ from gpuagent.model.text import quantile_text, wire
 from gpuagent.model.vocab import On, Signal
 
 OPTIONAL_SENSORS = frozenset({"process_events", "kernel_log"})
+_DECIMALS = 6
+_TO_ACT = frozenset({"cgroups"})
+"""Those without which the agent can still observe, as `gpuagent check` has it."""
 """Many hosts lack them, and others take their place: the process table, and NVML's own XIDs.
 Whatever else is down keeps the agent from what it is for."""
 
 
 def number(value: float | None) -> Number:
-    """`value` as JSON can say it; NaN is unknown."""
+    """`value` as JSON can say it, to six decimals: what is beyond is noise. NaN is unknown."""
     if value is None or math.isnan(value):
         return None
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
-    return value
+    return round(value, _DECIMALS)
+
+
+def since(at: float, now: float) -> float:
+    """Seconds from `at` to `now`. A sensor may have read while the tick was already on its way."""
+    return round(max(0.0, now - at), _DECIMALS)
 
 
 def numbers(pairs: Iterable[tuple[str, float]]) -> dict[str, Number]:
@@ -116,7 +124,10 @@ def health(snapshot: Snapshot, reader: Peer, now: float, access: Access) -> Heal
     for_others = (
         "the file has problems, which administrators are told" if posture.config_error else ""
     )
-    sensors = tuple(_sensor(state.health[k], state.now.mono) for k in sorted(state.health))
+    sensors = tuple(
+        _sensor(state.health[k], state.now.mono, enforce=posture.mode == "enforce")
+        for k in sorted(state.health)
+    )
     blind = tuple(
         BlindView(index=g.index, why=g.blind)
         for g in sorted(state.inventory.gpus or (), key=lambda g: (g.index, g.uuid))
@@ -127,7 +138,7 @@ def health(snapshot: Snapshot, reader: Peer, now: float, access: Access) -> Heal
     return HealthView(
         ok=not unsound and not any(s.essential for s in down),
         degraded=any(not s.essential for s in down)
-        or bool(access.tokens_why)
+        or bool(access.tokens_why or access.unsaved_why)
         or any(one.why for one in access.listeners),
         mode=posture.mode,
         acts=posture.acts,
@@ -144,17 +155,19 @@ def health(snapshot: Snapshot, reader: Peer, now: float, access: Access) -> Heal
             ticks=snapshot.stats.ticks,
             tick_seconds=snapshot.stats.tick_seconds,
             lag_seconds=snapshot.stats.lag_seconds,
-            age_seconds=max(0.0, now - state.now.mono),
+            age_seconds=since(state.now.mono, now),
         ),
         listeners=access.listeners,
         tokens_why=access.tokens_why,
+        unsaved_why=access.unsaved_why,
     )
 
 
-def _sensor(said: Health, now: float) -> SensorView:
+def _sensor(said: Health, now: float, *, enforce: bool) -> SensorView:
+    optional = OPTIONAL_SENSORS if enforce else OPTIONAL_SENSORS | _TO_ACT
     return SensorView(
         name=said.name,
-        essential=said.name not in OPTIONAL_SENSORS,
+        essential=said.name not in optional,
         up=said.up,
         why=said.why,
         last_success_seconds=_age(said.last_success, now),
@@ -164,8 +177,8 @@ def _sensor(said: Health, now: float) -> SensorView:
 
 
 def _age(at: float | None, now: float) -> float | None:
-    """Seconds since `at`. A sensor may have read while the tick was already on its way."""
-    return None if at is None else max(0.0, now - at)
+    """Seconds since `at`; None where that never was."""
+    return None if at is None else since(at, now)
 
 
 def event(snapshot: Snapshot, of: Event) -> EventView:
@@ -225,7 +238,7 @@ def _reading(reading: Reading, now: float, *, simulated: bool) -> ReadingView:
         name=reading.signal.name,
         labels=labels,
         value=number(reading.value),
-        age_seconds=max(0.0, now - reading.at),
+        age_seconds=since(reading.at, now),
         estimated=not reading.exact,
         simulated=simulated,
     )
@@ -303,7 +316,9 @@ def row(snapshot: Snapshot, tenant: Tenant) -> TenantRow:
         rule=tenant.rule,
         may_be_held_back=tenant.enforce and tenant.level is not Level.L1,
         share_ratio=share_left(holds),
-        would_share_ratio=min((h.share for h in holds if h.effect == "would"), default=None),
+        would_share_ratio=min(
+            (round(h.share, _DECIMALS) for h in holds if h.effect == "would"), default=None
+        ),
         held_back=hold(snapshot, _weightiest(holds)) if holds else None,
         processes=tenant.process_count,
         gpus=tuple(sorted(index[u] for u in tenant.gpus if u in index)),
@@ -328,7 +343,7 @@ def tight(snapshot: Snapshot) -> tuple[Hold, ...]:
 
 def share_left(holds: Iterable[Hold]) -> float:
     """What the subject of these is left: what has no effect on the host leaves it everything."""
-    return min((h.share for h in holds if h.in_force), default=1.0)
+    return round(min((h.share for h in holds if h.in_force), default=1.0), _DECIMALS)
 
 
 def _weightiest(holds: Collection[Hold]) -> Hold:
@@ -340,7 +355,7 @@ def hold(snapshot: Snapshot, of: Hold) -> HoldView:
     return HoldView(
         gpu=of.subject.gpu or None,
         tenant=of.subject.tenant or None,
-        share_ratio=of.share,
+        share_ratio=round(of.share, _DECIMALS),
         rung=of.rung,
         cause=of.cause,
         why=of.why,
@@ -356,7 +371,7 @@ def tenant(snapshot: Snapshot, who: Tenant) -> TenantView:
         row=row(snapshot, who),
         gpu_uuids=who.gpus,
         users=who.users,
-        known_seconds=max(0.0, state.now.mono - who.since),
+        known_seconds=since(who.since, state.now.mono),
         limits=who.limits,
         places=who.places,
         seats=who.seats,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -11,6 +12,7 @@ import structlog
 from aiohttp import web
 
 from gpuagent.clock import patiently
+from gpuagent.errors import Refused
 from gpuagent.expose.api import Inbox
 from gpuagent.expose.app import PAGES, Entrance, Speaker, pages_app, whole_app
 from gpuagent.expose.auth import Rules, cgroup_of
@@ -48,6 +50,7 @@ _unsaid.disabled = True
 
 _TAKEN_AT_ONCE = 8
 """Connections of a listener, before anything else has its turn: a crowd at the door comes slowly."""
+_PORT_AGAIN_SECONDS = 0.1
 _LAST_WORDS_SECONDS = 0.25
 """For requests in progress at the end, and once more for those that it then cancels."""
 
@@ -68,13 +71,15 @@ class Server:
         tokens: Tokens | None = None,
         tell: Tell = say,
         idle_seconds: float = 20.0,
+        port_seconds: float = 5.0,
     ) -> None:
         """Nothing is opened yet. An empty `metrics_listen` means no loopback listener.
 
         `metrics_token`: /metrics needs a token there too. The network listener opens once `run` does.
 
         A connection is closed when no request has become complete on it, or its peer has not taken
-        an answer, for `idle_seconds`; the first request has five seconds at most.
+        an answer, for `idle_seconds`; the first request has five seconds at most. A port that is in
+        use is asked for again for `port_seconds`.
         """
         self._told = told
         self._inbox = inbox
@@ -87,6 +92,7 @@ class Server:
         self._tokens = NoTokens() if tokens is None else tokens
         self._tell = tell
         self._idle_seconds = idle_seconds
+        self._port_seconds = port_seconds
         self._exposition = Exposition(
             told.version, now=lambda: told.clock.now().mono, access=told.access
         )
@@ -160,6 +166,15 @@ class Server:
         group = group_id(self._group)
         if self._group and group is None:
             _log.warning("no such group: only root is an administrator", group=self._group)
+        beside = admin_path(self._path)
+        await self._listen_on(bind_socket(self._path), self._path, await self._socket_app(group))
+        # With places and waiting commands of its own: no crowd on the other one keeps root out.
+        await self._listen_on(
+            bind_admin_socket(beside, group), beside, await self._socket_app(group)
+        )
+
+    async def _socket_app(self, group: int | None) -> Callable[[], Admission]:
+        """All there is, for those whom the kernel knows, with a door of its own."""
         callers = Callers(self._told, Rules(group=group, own_cgroup=_own_cgroup()))
         entrance = Entrance(
             about="The Unix socket, where the kernel tells who asks.",
@@ -171,11 +186,7 @@ class Server:
             send_seconds=self._idle_seconds,
         )
         app = whole_app(self._told, self._inbox, entrance, exposition=self._exposition)
-        admission = await self._http(app, callers)
-        sock = bind_socket(self._path)
-        await self._listen_on(sock, self._path, admission)
-        beside = admin_path(self._path)
-        await self._listen_on(bind_admin_socket(beside, group), beside, admission)
+        return await self._http(app, callers)
 
     async def _listen_on(
         self, sock: socket.socket, path: str, admission: Callable[[], Admission]
@@ -203,7 +214,7 @@ class Server:
             streams=CONNECTIONS_TCP // 4,
         )
         app = whole_app(self._told, self._inbox, entrance, exposition=self._exposition)
-        sock = bind_loopback(address)
+        sock = await self._port(address)
         self._listening.callback(sock.close)
         self.metrics_port = sock.getsockname()[1]
         admission = await self._http(app, door)
@@ -212,6 +223,19 @@ class Server:
         )
         self._listening.callback(listener.close)
         sock.listen(BACKLOG)
+
+    async def _port(self, address: Address) -> socket.socket:
+        """A port may be in use for a moment yet, by the run before or by whom it starts with. Raises Refused."""
+        tries = max(1, round(self._port_seconds / _PORT_AGAIN_SECONDS))
+        for _ in range(tries - 1):
+            try:
+                return bind_loopback(address)
+            except Refused as error:
+                cause = error.__cause__
+                if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+                    raise
+            await asyncio.sleep(_PORT_AGAIN_SECONDS)
+        return bind_loopback(address)
 
     async def _prepare_network(self, remote: Remote) -> None:
         door = Anyone()

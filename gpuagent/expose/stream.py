@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from gpuagent.errors import AgentError
-from gpuagent.expose import picture
+from gpuagent.expose import discreet, picture
 from gpuagent.expose.auth import Peer
 from gpuagent.expose.gate import Gate
 from gpuagent.expose.paging import Mark, mark, parted
@@ -26,7 +26,7 @@ from gpuagent.expose.routes import For, Parameter, Told, current
 from gpuagent.log import printable
 from gpuagent.model.plan import Snapshot
 from gpuagent.model.state import Event
-from gpuagent.model.text import wired
+from gpuagent.model.text import wire, wired
 
 PATH = "/v1/events/stream"
 AUDIENCE = For.TENANTS
@@ -48,9 +48,9 @@ QUERY = (
 STREAMS = 32
 """At once on one listener; a quarter of them is kept for administrators."""
 STREAMS_PER_PEER = 4
-"""Of anybody but administrators."""
+"""Of one tenant, whatever its users and processes, and of anybody else but administrators."""
 BEHIND_MOST = 256
-"""Events that may come while one reader takes what it was sent before."""
+"""Events that may come while the socket of one reader is full."""
 _AT_ONCE = 64
 """Events in one write: then others have their turn."""
 _RETRY = b"retry: 3000\n"
@@ -109,8 +109,9 @@ class Streams:
         self._gate = gate
         self._peer_of = peer_of
         self._most = most
+        self._count = 0
         self._open: Counter[str] = Counter()
-        """By the label of the peer."""
+        """By whom they are counted for (`_owners`)."""
         told.listen(self.ring)
 
     def ring(self) -> None:
@@ -147,17 +148,27 @@ class Streams:
     @contextlib.contextmanager
     def _place(self, peer: Peer) -> Iterator[None]:
         """Count a stream for as long as it lasts. Raises Trouble (503)."""
-        everybody, own = self._open.total(), self._open[peer.label]
-        if self.closing or everybody >= (self._most if peer.admin else self._most * 3 // 4):
+        owners = _owners(peer)
+        if self.closing or self._count >= (self._most if peer.admin else self._most * 3 // 4):
             raise Trouble(503, "too many streams are open", "try again", retry_after=5)
-        if own >= STREAMS_PER_PEER and not peer.admin:
-            raise Trouble(503, f"{peer.label} has {own} streams open already", retry_after=5)
-        self._open[peer.label] += 1
+        for owner in () if peer.admin else owners:
+            if self._open[owner] >= STREAMS_PER_PEER:
+                why = f"{owner} has {STREAMS_PER_PEER} streams open already"
+                raise Trouble(503, why, retry_after=5)
+        self._count += 1
+        self._open.update(owners)
         try:
             yield
         finally:
-            self._open[peer.label] -= 1
-            self._open += Counter()  # forget whom nothing is left of
+            self._count -= 1
+            self._open -= Counter(owners)  # which forgets whom nothing is left of
+
+
+def _owners(peer: Peer) -> tuple[str, ...]:
+    """For whom a stream counts: for tenants, since one may have as many users as it likes."""
+    if peer.sees_all or not peer.tenants:
+        return (peer.label,)
+    return tuple(f"tenant {wire(name)}" for name in sorted(peer.tenants))
 
 
 class Passed(msgspec.Struct, frozen=True):
@@ -204,6 +215,8 @@ class Reader:
         self._look_seconds = streams.send_seconds / 4
         self._due_at = 0.0
         """When the reader's right is looked at again."""
+        self._came = 0
+        """Events that came while the last write waited for the reader."""
 
     async def run(self) -> None:
         """Until the reader goes or is too slow, its right ends, or the agent does.
@@ -221,12 +234,12 @@ class Reader:
             newest = _newest(self._latest)
             data = self._due()
             taken = not data or await self._taken(data)
-            came_meanwhile = _newest(self._latest) - newest
+            behind = bool(data) and self._came > BEHIND_MOST
             if taken and self._passed < newest:
                 await asyncio.sleep(0)  # others have their turn
-            elif taken and came_meanwhile <= BEHIND_MOST and not await self._rung(bell):
+            elif taken and not behind and not await self._rung(bell):
                 taken = await self._taken(_HEARTBEAT)
-            if not taken or came_meanwhile > BEHIND_MOST:
+            if not taken or behind:
                 await self._drop()
                 return
 
@@ -270,9 +283,10 @@ class Reader:
         return b"".join(parts)
 
     def _may_see(self, event: Event) -> bool:
-        """What is about cards and the node may name other tenants."""
+        """What is about cards and the node may name other tenants, and so may most reasons."""
         tenant = event.subject.tenant if event.subject is not None else ""
-        return self._peer.sees_all or (tenant != "" and self._peer.may_see(tenant))
+        own = tenant != "" and self._peer.may_see(tenant)
+        return self._peer.sees_all or (own and discreet.may_be_told(event))
 
     async def _rung(self, bell: asyncio.Event) -> bool:
         """Whether there is something new, rather than only time for a sign of life."""
@@ -301,5 +315,8 @@ class Reader:
         return writing.done()
 
     async def _write(self, data: bytes) -> None:
+        newest = _newest(self._latest)
         await self._response.write(data)
         await self._request.writer.drain()
+        # Neither waits unless the socket is full: what else came was not for this reader to take.
+        self._came = _newest(self._latest) - newest

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gpuagent.errors import AgentError, Gone, Unavailable
 from gpuagent.expose.paging import AFTER, LIMIT, part
 from gpuagent.expose.problems import Trouble
 from gpuagent.expose.routes import Ask, Do, For, Get, Submit, Told
@@ -74,8 +75,25 @@ async def _issue(told: Told, ask: Ask, submit: Submit) -> View:
         issued_wall=now.wall,
         expires_wall=now.wall + body.expires_seconds,
     )
-    await submit(IssueToken(by=ask.peer.label, token=token, digest=digest(text)))
+    try:
+        await submit(IssueToken(by=ask.peer.label, token=token, digest=digest(text)))
+    except Unavailable as error:
+        # It may be carried out yet, and then nobody has the secret.
+        await _undo(ask, token_id, submit, error)
+        raise
     return IssuedView(id=token_id, token=text, scopes=token.scopes, expires_at=token.expires_wall)
+
+
+async def _undo(ask: Ask, token_id: str, submit: Submit, error: Unavailable) -> None:
+    """Revoke a token that may have become valid. Raises Unavailable where it may be so still."""
+    try:
+        await submit(RevokeToken(by=ask.peer.label, id=token_id))
+    except Gone:
+        return
+    except AgentError:
+        raise Unavailable(
+            f"{error}; if `gpuagent token list` shows {token_id}, revoke it: nobody has its secret"
+        ) from error
 
 
 def _list(told: Told, ask: Ask) -> View:

@@ -198,6 +198,7 @@ class OverrideView(View, frozen=True):
     """How somebody wants a tenant or a card to be treated for a while, and what became of that."""
 
     name: str
+    """This, `by` and `why` are empty for who sees its own tenants only."""
     tenant: str | None
     gpu: str | None
     share_ratio: float | None
@@ -373,6 +374,8 @@ class HealthView(View, frozen=True):
     listeners: tuple[ListenerView, ...]
     tokens_why: str
     """Why no token is valid; empty while their file is as it should be."""
+    unsaved_why: str
+    """Why a restart would find other tokens or overrides in force; empty while all is on the disk."""
 
 
 Item = TypeVar("Item", bound=View)

@@ -4,8 +4,8 @@ A path can be removed and made again by somebody else at any time. So the direct
 its inode compared, and the control file opened relative to it: what is written reaches the cgroup
 that was asked for or nothing at all. Files are never created (FACTS 5).
 
-A cgroup is gone only if the tree it was in is there and does not have it. A root that is missing, or
-shows another tree than it did, says nothing of any cgroup.
+A cgroup is gone only if the tree it was in is there and does not have it. A root that is missing, is
+no cgroup v2, or shows another tree than it did, says nothing of any cgroup.
 """
 
 import contextlib
@@ -18,6 +18,11 @@ from collections.abc import Iterator, Sequence
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
 
 _CONTROL_FILE = re.compile(r"[a-z]+(?:[._][a-z0-9]+)+")
+TELLTALE = "cgroup.controllers"
+"""A file that every cgroup v2 has, the root and a container's root included, and no other folder
+(Documentation/admin-guide/cgroup-v2.rst, "Core Interface Files")."""
+WITHOUT_V2 = "boot with systemd.unified_cgroup_hierarchy=1 (the default since Debian 11 and RHEL 9)"
+"""How to get cgroup v2."""
 _LARGEST = 1 << 20
 _READ_BYTES = 4096
 
@@ -64,7 +69,8 @@ def _translated(broken: OSError, place: str) -> AgentError:
 class CgroupTree:
     """The tree mounted at `root`. Blocking calls; safe from several threads.
 
-    Each raises Unavailable where the root is not there, or is not the one that was first seen.
+    Each raises Unavailable where the root is not there, is no cgroup v2, or is not the one that was
+    first seen.
     """
 
     def __init__(self, root: str) -> None:
@@ -175,6 +181,7 @@ class CgroupTree:
             )
         found = (status.st_dev, status.st_ino)
         if self._known is None:
+            self._is_v2()
             self._known = found
         if found != self._known:
             raise Unavailable(
@@ -182,6 +189,14 @@ class CgroupTree:
                 "old one there again, or restart gpuagent"
             )
         return found
+
+    def _is_v2(self) -> None:
+        """Asked until it is so once: what is the same folder then is still a cgroup. Raises Unavailable."""
+        if not os.path.isfile(os.path.join(self._root, TELLTALE)):
+            raise Unavailable(
+                f"paths.cgroup_root {self._root} is no cgroup v2 mount, so no tenant's CPU can be read "
+                f"or held back; {WITHOUT_V2}, or set it to where cgroup2 is mounted"
+            )
 
     def _same(self, folder: int, path: str, inode: int) -> None:
         if os.fstat(folder).st_ino != inode:

@@ -7,24 +7,21 @@ import errno
 import os
 import shutil
 import socket
-import subprocess
 from typing import Literal
 
 import msgspec
 
+from gpuagent.host.cgroups import TELLTALE, WITHOUT_V2
 from gpuagent.host.nvml_probe import NvmlOffer
 
 State = Literal["ok", "partial", "missing"]
 
-_CAP_SYS_ADMIN = 21
 _NETLINK_CONNECTOR = 11  # include/uapi/linux/netlink.h
 _CN_IDX_PROC = 1  # include/uapi/linux/connector.h: group of process events
 _SERVICES = "system.slice"
 """Where systemd keeps the services of the host, tenants among them."""
 _WISHED_CONTROLLERS = ("cpu", "memory", "io")
 _MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - where MPS puts them unless told otherwise
-_SYSTEM_PYTHON = "/usr/bin/python3"
-_BCC_SECONDS = 10.0
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -62,13 +59,12 @@ def nvml(found: NvmlOffer) -> Offer:
 def cgroups(root: str) -> Offer:
     """cgroup v2, and the controllers through which tenants can be held back."""  # noqa: D403
     name = "cgroup v2"
-    boot = "boot with systemd.unified_cgroup_hierarchy=1 (the default since Debian 11 and RHEL 9)"
-    text = _text(f"{root}/cgroup.controllers")
+    text = _text(f"{root}/{TELLTALE}")
     if text is None:
-        return Offer(name, "missing", f"{root} is no cgroup v2 mount", boot)
+        return Offer(name, "missing", f"{root} is no cgroup v2 mount", WITHOUT_V2)
     lacking = [c for c in _WISHED_CONTROLLERS if c not in text.split()]
     if "cpu" in lacking:
-        return Offer(name, "partial", f"{root} has no controller for {_and(lacking)}", boot)
+        return Offer(name, "partial", f"{root} has no controller for {_and(lacking)}", WITHOUT_V2)
     if not os.access(root, os.W_OK):
         what = f"{root} cannot be written: tenants can be watched, not held back"
         return Offer(name, "partial", what, "run as root, outside a container, on a writable mount")
@@ -103,28 +99,6 @@ def mps(pipes: str | None = None) -> Offer:
     if not os.path.exists(os.path.join(folder, "control")):
         return Offer("MPS", "partial", f"no daemon answers in {folder}", f"start it: {program} -d")
     return Offer("MPS", "ok", f"{program}, daemon in {folder}")
-
-
-def bpf(root: str = "/", python: str = _SYSTEM_PYTHON) -> Offer:
-    """What the CUDA probes need: kernel, rights, headers, and bcc under the system's interpreter."""
-    lacking: list[str] = []
-    remedies: list[str] = []
-    if not os.path.exists(os.path.join(root, "sys/kernel/tracing/uprobe_events")):
-        lacking.append("tracefs with uprobes")
-        remedies.append("mount -t tracefs nodev /sys/kernel/tracing")
-    if not _capable(root, _CAP_SYS_ADMIN):
-        lacking.append("CAP_SYS_ADMIN")
-        remedies.append("run as root")
-    if not os.path.exists(os.path.join(root, f"lib/modules/{os.uname().release}/build")):
-        lacking.append("headers of the running kernel")
-        remedies.append("Debian: apt install linux-headers-amd64; RHEL: dnf install kernel-devel")
-    if not _has_bcc(python):
-        lacking.append("bcc")
-        remedies.append("Debian: apt install python3-bpfcc; RHEL: dnf install python3-bcc")
-    if not lacking:
-        return Offer("CUDA probes (BPF)", "ok", f"uprobes, and bcc under {python}")
-    state: State = "missing" if "bcc" in lacking else "partial"
-    return Offer("CUDA probes (BPF)", state, f"lacking {_and(lacking)}", "; ".join(remedies))
 
 
 def systemd(root: str = "/") -> Offer:
@@ -168,25 +142,6 @@ def _text(path: str) -> str | None:
             return file.read()
     except OSError:
         return None
-
-
-def _capable(root: str, capability: int) -> bool:
-    for line in (_text(os.path.join(root, "proc/self/status")) or "").splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> capability & 1)
-    return False
-
-
-def _has_bcc(python: str) -> bool:
-    """Whether that interpreter finds bcc; it is not loaded, which would take a clang with it."""
-    look = "import importlib.util as u, sys; sys.exit(u.find_spec('bcc.table') is None)"
-    try:
-        done = subprocess.run(
-            [python, "-I", "-c", look], capture_output=True, timeout=_BCC_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
 
 
 def _and(names: list[str]) -> str:

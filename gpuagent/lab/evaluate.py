@@ -7,6 +7,7 @@ with the same seed and variation see the same arrivals, whatever the policy.
 import asyncio
 import bisect
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -19,10 +20,10 @@ import msgspec
 
 from gpuagent import log
 from gpuagent.config import Config
-from gpuagent.configfile import parse
 from gpuagent.errors import AgentError, ConfigError
 from gpuagent.lab.outcome import WARM_UP_SECONDS, Did, Meter, Outcome, levels_of, load_begins
 from gpuagent.lab.policies import Member
+from gpuagent.lab.scenarios import configuration as read
 from gpuagent.lab.trial import Trial
 from gpuagent.model.inventory import Level
 from gpuagent.model.plan import Snapshot
@@ -37,6 +38,7 @@ LEAST_SECONDS = 30.0
 """A shorter window says nothing."""
 _P99 = 0.99
 _STEP_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
 
 
 class Failed(AgentError):
@@ -131,7 +133,7 @@ def _part(tally: Tally) -> float | None:
 def configuration(job: Job) -> Config:
     """The agent's at the beginning of a run. Raises ConfigError."""
     scenario = job.member.scenario(job.scenario)
-    return parse(scenario.agent_toml(), source=f"{scenario.name} under {job.member.name}")
+    return read(scenario.agent_table(), source=f"{scenario.name} under {job.member.name}")
 
 
 def measured_from(scenario: Scenario, seconds: float) -> float:
@@ -150,7 +152,7 @@ def play(job: Job) -> Run:
     try:
         if job.member.control == "none":
             return _alone(job)
-        with tempfile.TemporaryDirectory(prefix="gpuagent-evaluate-") as folder:
+        with tempfile.TemporaryDirectory(prefix="run-") as folder:
             return asyncio.run(_played(job, folder))
     except AgentError as error:
         raise Failed(f"{job.label}: {error}") from error
@@ -293,11 +295,17 @@ class Pool:
 
     def __init__(self, workers: int | None = None) -> None:
         """As many workers as there are CPUs, unless it is said."""
+        # A worker that is ended cannot clean up: all that they write is below this, and goes with it.
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="gpuagent-evaluate-", ignore_cleanup_errors=True
+        )
+        self.workers = workers or len(os.sched_getaffinity(0))
         self._before = frozenset(multiprocessing.active_children())
         self._executor = ProcessPoolExecutor(
-            workers or len(os.sched_getaffinity(0)),
+            self.workers,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_begin_worker,
+            initargs=(self._folder.name, os.getpid()),
         )
 
     def __enter__(self) -> Self:
@@ -308,6 +316,7 @@ class Pool:
         for child in set(multiprocessing.active_children()) - self._before:
             child.terminate()
             child.join()
+        self._folder.cleanup()
 
     def play(self, jobs: Sequence[Job], progress: Progress = lambda _done, _all: None) -> list[Run]:
         """All of them, in their own order. Raises Failed for the first that breaks."""
@@ -344,8 +353,15 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin_worker() -> None:
-    """An interrupt is for whoever started us; he ends us."""
+def _begin_worker(folder: str, parent: int) -> None:
+    """An interrupt is for whoever started us; he ends us, and removes what is in the folder.
+
+    A worker dies with him, however he ends: nobody else would ever give it work, or end it.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # he died before the line above
+        os._exit(1)
+    tempfile.tempdir = folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.setup(level="error")
 

@@ -15,7 +15,7 @@ from gpuagent.lab.verdict import Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INSTALL = "pip install 'gpuagent[plots]'"
+INSTALL = "pip install matplotlib"
 _INCHES = (8.0, 4.5)
 _DOTS = 120
 _LEAST_PART = 1e-4

@@ -14,10 +14,12 @@ from gpuagent.core import Policies, shipped
 from gpuagent.decide.power import PowerBudget
 from gpuagent.errors import ConfigError
 from gpuagent.lab.rivals import Static, TgsLike
+from gpuagent.lab.scenarios import unread
 from gpuagent.model.inventory import Level
 from gpuagent.ports import Policy
-from gpuagent.sim import profiles
-from gpuagent.sim.scenario import Scenario, Table
+from gpuagent.sim.reading import Problem, document, located
+from gpuagent.sim.scenario import Scenario
+from gpuagent.sim.tables import Table
 
 CONTROLS = ("none", "static", "tgs", "agent")
 SHIPPED = ("none", "static", "tgs", "aimd", "pi")
@@ -118,55 +120,63 @@ def load(path: str) -> PolicyFile:
 
 def parse(text: str, *, source: str) -> PolicyFile:
     """A policy from its text. Raises ConfigError with every problem; `source` is the file's name."""
-    table = profiles.document(text, where=source)
-    problems = [f"{source}: {problem}" for problem in _problems(table)]
+    table = document(text, where=source)
+    problems = [*_problems(table), *_agent_problems(table)]
     if problems:
-        raise ConfigError(problems)
-    return profiles.converted(table, PolicyFile, where=source)
+        raise ConfigError(located(problems, text, source=source))
+    return msgspec.convert(table, PolicyFile)
 
 
-def _problems(table: Mapping[str, object]) -> Iterator[str]:
+def _agent_problems(table: Mapping[str, object]) -> Iterator[Problem]:
+    """What no agent would read; how it goes with a scenario's configuration is seen with that."""
+    agent = table.get("agent")
+    if isinstance(agent, dict) and table.get("control") != "none":
+        yield from (Problem(("agent", *p.path), p.text) for p in unread(agent))
+
+
+def _problems(table: Mapping[str, object]) -> Iterator[Problem]:
     for key in table:
         if key not in _KEYS:
-            yield f"{key}: unknown key; there are {', '.join(_KEYS)}"
+            yield Problem((key,), f"unknown key; there are {', '.join(_KEYS)}")
     for key in ("name", "about"):
         value = table.get(key)
         if not isinstance(value, str) or not value.strip() or not value.isprintable():
-            yield f"{key}: write a text on one line"
+            yield Problem((key,), "write a text on one line")
         elif key == "name" and len(value) > _LONGEST_NAME:
-            yield f"name: is longer than {_LONGEST_NAME} characters"
+            yield Problem(("name",), f"is longer than {_LONGEST_NAME} characters")
     control = table.get("control")
     if control not in CONTROLS:
-        yield f"control: write one of {', '.join(CONTROLS)}"
+        yield Problem(("control",), f"write one of {', '.join(CONTROLS)}")
     agent = table.get("agent", {})
     if not isinstance(agent, dict):
-        yield "agent: write a table, as the agent's configuration has it"
+        yield Problem(("agent",), "write a table, as the agent's configuration has it")
     elif agent and control == "none":
-        yield "agent: without an agent nothing reads it; leave it out"
+        yield Problem(("agent",), "without an agent nothing reads it; leave it out")
     shares = table.get("shares")
     if control == "static":
         yield from _wrong_shares(shares)
     elif shares is not None and control in CONTROLS:
-        yield f"shares: control {control} has no fixed shares; leave it out"
+        yield Problem(("shares",), f"control {control} has no fixed shares; leave it out")
 
 
-def _wrong_shares(shares: object) -> Iterator[str]:
+def _wrong_shares(shares: object) -> Iterator[Problem]:
     if not isinstance(shares, dict) or not shares:
-        yield "shares: write a table, such as L3 = [0.5, 1.0]"
+        yield Problem(("shares",), "write a table, such as L3 = [0.5, 1.0]")
         return
     count = 1
     for level, values in shares.items():
+        at = ("shares", level)
         if level not in _HELD:
-            yield f"shares.{level}: is no level that is held back; there are L2 and L3"
+            yield Problem(at, "is no level that is held back; there are L2 and L3")
         if not isinstance(values, list) or not values:
-            yield f"shares.{level}: write a list of shares, such as [0.5, 1.0]"
+            yield Problem(at, "write a list of shares, such as [0.5, 1.0]")
             continue
         count *= len(values)
         for i, value in enumerate(values):
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not 0 < value <= 1:
-                yield f"shares.{level}[{i}]: write a share above 0 and up to 1"
+                yield Problem((*at, i), "write a share above 0 and up to 1")
             elif value in values[:i]:
-                yield f"shares.{level}[{i}]: {value:g} is given twice"
+                yield Problem((*at, i), f"{value:g} is given twice")
     if count > _MOST_MEMBERS:
-        yield f"shares: {count} combinations are more than {_MOST_MEMBERS}"
+        yield Problem(("shares",), f"{count} combinations are more than {_MOST_MEMBERS}")

@@ -14,12 +14,14 @@ from gpuagent.lab.outcome import (
     levels_of,
     load_begins,
 )
+from gpuagent.lab.peaks import PeakMeter, Peaks
 from gpuagent.lab.trial import Trial
 from gpuagent.model.inventory import Level
 from gpuagent.model.plan import Snapshot
 from gpuagent.sim.host import SimHost
 from gpuagent.sim.latency import SimLatency
 from gpuagent.sim.scenario import Objective, Scenario
+from gpuagent.sim.story import told
 
 LEAST_SECONDS = 600.0
 """A show covers at least ten simulated minutes."""
@@ -59,9 +61,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     l1_missed_ratio_with: float | None
     l3_throughput_kept: float | None
     """Work of the L3 tenants by what they did without the agent."""
+    peaks_without: Peaks | None
+    peaks_with: Peaks | None
+    """Null before the window has begun."""
     restored: bool
+    """Whether everything is as it was that still exists."""
     left: tuple[str, ...]
     """What was not put back."""
+    lost_cards: tuple[int, ...] = ()
+    """Cards that fell off the bus: what was set on them is gone with them."""
 
 
 class Beside(msgspec.Struct, frozen=True):
@@ -85,6 +93,7 @@ class Show:
         self.snapshot: Snapshot | None = None
         self._measures_from = load_begins(scenario) + WARM_UP_SECONDS
         self._meters: tuple[Meter, Meter] | None = None
+        self._peaks = PeakMeter(self.trial.host), PeakMeter(self.alone)
 
     async def __aenter__(self) -> Self:
         await self.trial.__aenter__()
@@ -108,7 +117,19 @@ class Show:
         if self._meters is None and self.elapsed >= self._measures_from:
             levels = levels_of(self.trial.config)
             self._meters = Meter(self.trial.host, levels), Meter(self.alone, levels)
+        if self._meters is not None:
+            for peaks in self._peaks:
+                peaks.see(self.trial.config.power.budget_watts, self.trial.config.tick)
         return self.snapshot
+
+    def happened(self) -> list[tuple[float, str]]:
+        """What the scenario has brought so far, in words, by monotonic seconds of the agent's clock."""
+        began = self.trial.host.clock.mono - self.elapsed
+        return [
+            (began + what.at, told(what))
+            for what in self.scenario.happenings()
+            if what.at <= self.elapsed
+        ]
 
     def beside(self) -> dict[str, Beside]:
         """Latencies of the services that have an objective."""
@@ -131,6 +152,13 @@ class Show:
         left = await self.trial.stop()
         return self._summary(outcomes, final, left)
 
+    def _peaks_read(self) -> tuple[Peaks | None, Peaks | None]:
+        """With the agent, and without."""
+        if self._meters is None:
+            return None, None
+        here, there = self._peaks
+        return here.read(), there.read()
+
     def _final_shares(self) -> dict[str, float]:
         snapshot = self.snapshot
         if snapshot is None:
@@ -147,6 +175,7 @@ class Show:
     ) -> Summary:
         with_agent, without = outcomes if outcomes is not None else (None, None)
         here, there = _worst(with_agent, without)
+        peaks_with, peaks_without = self._peaks_read()
         snapshot = self.snapshot
         actions = {} if snapshot is None else snapshot.actions
         return Summary(
@@ -176,8 +205,11 @@ class Show:
             l3_throughput_kept=None
             if with_agent is None or without is None
             else kept_ratio(with_agent.at(Level.L3), without.at(Level.L3)),
+            peaks_without=peaks_without,
+            peaks_with=peaks_with,
             restored=not left,
             left=left,
+            lost_cards=tuple(card.index for card in self.trial.lost()),
         )
 
 

@@ -25,7 +25,7 @@ L3_GOAL = 0.80
 HARM_GOAL = -0.02
 """See the module; the last is for where no lever has any effect."""
 LEAST_EFFECT = 0.10
-"""Levers act where some policy takes away this part of the misses; less of it may be chance."""
+"""Levers act where the tightest static shares take away this part of the misses; less may be chance."""
 
 Runs = Mapping[str, Mapping[int, Run]]
 """Of one variation: by policy, then by seed."""
@@ -174,22 +174,38 @@ def _misses(row: Row) -> float:
     return row.missed_ratio.value if row.missed_ratio is not None else 1.0
 
 
-def regime_of(runs: Runs, free: str, allowed: float) -> Regime:
-    """Whether there is something to protect, and whether anything that was tried protects it.
+def regime_of(runs: Runs, free: str, allowed: float, witness: str | None) -> Regime:
+    """Whether there is something to protect, and whether the levers can protect it.
 
-    `allowed` is the part of the requests that may miss the objective.
+    `allowed` is the part of the requests that may miss the objective. The `witness` says whether
+    levers act, and never the candidate: one that holds nobody would testify for itself. Without a
+    witness they are taken to act.
     """
     missed = stats.mean([r.missed_ratio for r in runs[free].values()])
     if missed is None or missed.value <= allowed:
         return "nothing to protect"
-    for name, mine in runs.items():
-        seeds = sorted(set(mine) & set(runs[free]))
-        found = stats.ratio(
-            [mine[s].missed_ratio for s in seeds], [runs[free][s].missed_ratio for s in seeds]
-        )
-        if name != free and found is not None and found.value <= 1.0 - LEAST_EFFECT:
-            return "levers act"
-    return "no lever acts"
+    if witness is None:
+        return "levers act"
+    mine = runs[witness]
+    seeds = sorted(set(mine) & set(runs[free]))
+    found = stats.ratio(
+        [mine[s].missed_ratio for s in seeds], [runs[free][s].missed_ratio for s in seeds]
+    )
+    acts = found is not None and found.value <= 1.0 - LEAST_EFFECT
+    return "levers act" if acts else "no lever acts"
+
+
+def floor_of(runs: Runs, statics: Sequence[str]) -> str | None:
+    """The static shares that leave the least: what these do not relieve, no lever does.
+
+    One for all, for of many that do nothing one comes out better by chance.
+    """
+
+    def left(name: str) -> float:
+        shares = [t.mean_share for r in runs[name].values() for t in r.tenants]
+        return sum(shares) / len(shares) if shares else 1.0
+
+    return min((name for name in statics if name in runs), key=left, default=None)
 
 
 # -- goals ----------------------------------------------------------------------------------------------
@@ -200,7 +216,7 @@ def judge(
     allowed: float, baseline: str | None = None,
 ) -> Judgement:  # fmt: skip
     """One candidate in one variation. `baseline` is compared with where there are no statics."""
-    regime = regime_of(runs, free, allowed)
+    regime = regime_of(runs, free, allowed, floor_of(runs, statics) or baseline)
     table = {row.policy: row for row in rows(runs, free)}
     best = best_static([table[name] for name in statics if name in table])
     against = best[0].policy if best is not None else baseline

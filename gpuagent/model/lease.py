@@ -12,6 +12,10 @@ from gpuagent.model.inventory import Gpu, Inventory, Level, Subject, Tenant
 from gpuagent.model.vocab import On
 
 MOST_LEASES = 64
+USED_CORES = "used_before_cores"
+"""Names, among the numbers of a setting, the CPU that its share is a share of."""
+MOST_USED = 64
+"""Cgroups of one tenant of which is kept what they used."""
 TTL_MIN_SECONDS = 1.0
 TTL_MAX_SECONDS = 30 * 86400.0
 SHARE_MIN_RATIO = 0.05
@@ -20,6 +24,14 @@ WHY_MOST = 200
 """Characters."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What an override may be called."""
+
+
+class Used(msgspec.Struct, frozen=True):
+    """The CPU that one cgroup used before it was held: a share is a share of this."""
+
+    cgroup: str
+    inode: int
+    cores: float
 
 
 class Override(msgspec.Struct, frozen=True):
@@ -56,6 +68,8 @@ class Override(msgspec.Struct, frozen=True):
             return f"an override is for {TTL_MIN_SECONDS:g} s to {TTL_MAX_SECONDS / 86400:g} days"
         if not self.why.strip() or len(self.why) > WHY_MOST:
             return f"say why, in 1 to {WHY_MOST} characters"
+        if not self.why.isprintable() or not self.by.isprintable():
+            return "say why and by whom on one line, without control characters"
         named = {On.TENANT: self.subject.tenant, On.GPU: self.subject.gpu}
         if not named.get(self.subject.on):
             return "an override is on a tenant or on a card"
@@ -74,6 +88,10 @@ class Lease(Override, frozen=True):
     until_wall: float
     """The same as the wall clock would have shown it when the lease began."""
     created_wall: float
+    resumed: bool = False
+    """Whether a run before this one has begun it: then it has been told of."""
+    used: tuple["Used", ...] = ()
+    """Of a resumed one: what its tenant used before an earlier run held it."""
 
     @property
     def words(self) -> str:
@@ -84,6 +102,8 @@ class Lease(Override, frozen=True):
         """As of an override, and of its times."""
         if not all(map(math.isfinite, (self.until, self.until_wall, self.created_wall))):
             return "its times are no numbers"
+        if len(self.used) > MOST_USED or not all(math.isfinite(u.cores) for u in self.used):
+            return "what its tenant used is not credible"
         return super().fault()
 
 

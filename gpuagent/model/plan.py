@@ -38,6 +38,9 @@ class Setting(msgspec.Struct, frozen=True):
     """Set where the lever is known not to be usable here: reported, never tried."""
     also: tuple[str, ...] = ()
     """Rules of the wishes that were outvoted: the value serves them too."""
+    budget_value: float | None = None
+    """What the power budget alone asks for, where a wish that passes (an override, heat) asks for
+    less: with this the value is left on the host, if at all, when the agent ends."""
 
     @property
     def purpose(self) -> str:
@@ -84,6 +87,22 @@ class Hold(msgspec.Struct, frozen=True):
         found = [outcomes[k].result for k in self.settings if k in outcomes]
         effect = min(found, key=RESULTS.index, default=None)
         return msgspec.structs.replace(self, effect=effect)
+
+
+_PLAIN = {
+    "memory": "the memory of a card that it uses runs short",
+    "temperature": "a card that it uses is hot",
+    "cpu": "the CPUs of the host run short",
+    "latency": "a more important service on this host is near its objective",
+    "power": "the cards share a power budget",
+    "budget": "the cards share a power budget",
+    "override": "whoever is responsible for the host has ordered it",
+}
+
+
+def plainly(cause: str) -> str:
+    """Why something is held back, by the kind of cause, in words that name nobody."""
+    return _PLAIN.get(cause, "the host needs it")
 
 
 class Cause(msgspec.Struct, frozen=True):

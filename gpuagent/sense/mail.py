@@ -11,6 +11,8 @@ from gpuagent.ports import LatencyReport, Wake
 MOST_TENANTS = 256
 MOST_QUANTILES = 4
 """Of one tenant: each is a series of its own in /metrics."""
+WAKES_PER_SECOND = 4
+"""Of the loop, at most: whoever rises over his mark again and again costs no more than that."""
 KEPT_SECONDS = 60.0
 """A tenant, and each quantile of it, keeps its place for so long after its last report."""
 
@@ -25,6 +27,8 @@ class LatencyMail:
         """The newest of each tenant and quantile, taken or not."""
         self._news: dict[tuple[str, float], LatencyReport] = {}
         self._over: set[tuple[str, float]] = set()
+        self._woke_for: dict[str, float] = {}
+        """By tenant, monotonic seconds of a wake within the last second."""
 
     def watch(self, marks: Mapping[tuple[str, float], float]) -> None:
         """Wake the loop when what is reported of a tenant and quantile rises over its mark, in seconds."""
@@ -47,7 +51,7 @@ class LatencyMail:
         mark = self._marks.get(key, math.inf)
         if report.seconds < mark:
             self._over.discard(key)
-        elif key not in self._over:
+        elif key not in self._over and self._may_wake(report):
             self._over.add(key)
             self._wake("a latency has risen over its mark")
 
@@ -57,9 +61,20 @@ class LatencyMail:
         self._news.clear()
         return news
 
+    def _may_wake(self, report: LatencyReport) -> bool:
+        """Whether the loop may be woken: once a second for a tenant. Else the next tick is soon enough."""
+        recent = {t: at for t, at in self._woke_for.items() if abs(report.at - at) < 1.0}
+        if report.tenant in recent or len(recent) >= WAKES_PER_SECOND:
+            return False
+        self._woke_for = {**recent, report.tenant: report.at}
+        return True
+
     def _room(self, report: LatencyReport) -> dict[float, LatencyReport]:
         """The tenant's places, with one for this report. Raises Refused."""
         tenant, old = report.tenant, report.at - KEPT_SECONDS
+        if (tenant, report.quantile) in self._marks:
+            # The room of those to be protected is their own: nobody else can fill it.
+            return self._places.setdefault(tenant, {})
         if tenant not in self._places and len(self._places) >= MOST_TENANTS:
             for name in [n for n, p in self._places.items() if all(r.at < old for r in p.values())]:
                 self._forget(name, *self._places[name])
@@ -69,10 +84,11 @@ class LatencyMail:
                     f"one that falls silent makes room after {KEPT_SECONDS:.0f} s"
                 )
         places = self._places.get(tenant, {})
-        if report.quantile not in places and len(places) >= MOST_QUANTILES:
+        own = {q for name, q in self._marks if name == tenant}
+        if report.quantile not in places and len(places.keys() | own) >= MOST_QUANTILES:
             for quantile in [q for q, r in places.items() if r.at < old]:
                 self._forget(tenant, quantile)
-            if len(places) >= MOST_QUANTILES:
+            if len(places.keys() | own) >= MOST_QUANTILES:
                 raise Refused(
                     f"{MOST_QUANTILES} quantiles of {tenant} are known already, which is the most; "
                     f"one that is not reported makes room after {KEPT_SECONDS:.0f} s"

@@ -361,16 +361,6 @@ def _tenant(
 ) -> Tenant:
     level = found.sla if rule is None else rule.sla
     hold_back = found.hold_back if rule is None else rule.hold_back
-    limits = (
-        Limits()
-        if rule is None
-        else Limits(
-            memory_limit_bytes=rule.memory_limit,
-            min_share_ratio=rule.min_share,
-            latency_slo_seconds=rule.latency_slo,
-            latency_quantile=rule.latency_quantile,
-        )
-    )
     with_card = {place_of(p.cgroup).home for p in processes if p.pid in cards}
     places = sorted(
         {place_of(p.cgroup) for p in processes},
@@ -385,11 +375,20 @@ def _tenant(
         rule="" if rule is None else rule.name,
         kind="" if rule is None else rule.kind,
         enforce=hold_back and level != Level.L1,
-        limits=limits,
+        limits=Limits() if rule is None else _limits(rule),
         places=tuple(places),
         processes=tuple(sorted(listed, key=lambda p: p.pid)),
         process_count=len(processes),
         gpus=tuple(sorted({gpu for p in processes for gpu in cards.get(p.pid, ())})),
         users=tuple(sorted({p.user for p in listed})),
         since=since,
+    )
+
+
+def _limits(rule: TenantRule) -> Limits:
+    return Limits(
+        memory_limit_bytes=rule.memory_limit,
+        min_share_ratio=rule.min_share,
+        latency_slo_seconds=rule.latency_slo,
+        latency_quantile=rule.latency_quantile,
     )

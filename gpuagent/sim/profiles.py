@@ -8,14 +8,15 @@ from importlib import resources
 from typing import Annotated, TypeVar
 
 import msgspec
-import tomli
 from msgspec import Meta
 
 from gpuagent.errors import ConfigError
 from gpuagent.sim.curve import Curve, Shape
+from gpuagent.sim.reading import Problem, document, wrong
 from gpuagent.sim.work import Work
 
 Source = Annotated[str, Meta(min_length=7)]
+Coefficient = Annotated[float, Meta(ge=0, le=2**60)]
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -23,7 +24,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 class Number(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A coefficient and where it comes from."""
 
-    value: float
+    value: Coefficient
     source: Source
 
 
@@ -95,22 +96,11 @@ class MpsProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def converted(value: object, kind: type[T], *, where: str) -> T:
-    """A TOML value as a struct. Raises ConfigError that names the key."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).rpartition(" - at ")
-        key = path.strip("`").removeprefix("$").removeprefix(".")
-        what = f"{where}: {key}: {text}" if text and key else f"{where}: {text or error}"
-        raise ConfigError([what]) from None
-
-
-def document(text: str, *, where: str) -> dict[str, object]:
-    """A TOML text as values. Raises ConfigError that names the line."""
-    try:
-        return tomli.loads(text)
-    except tomli.TOMLDecodeError as error:
-        raise ConfigError([f"{where}:{error.lineno}: not valid TOML: {error.msg}"]) from None
+    """A TOML value as a struct. Raises ConfigError with every problem and its key."""
+    problems = [f"{where}: {problem}" for problem in wrong(kind, value)]
+    if problems:
+        raise ConfigError(problems)
+    return msgspec.convert(value, kind)
 
 
 def _read(name: str) -> dict[str, object]:
@@ -157,11 +147,22 @@ def host() -> HostProfile:
     return converted(_read("host"), HostProfile, where="profiles/host.toml")
 
 
-def work(name: str, changes: dict[str, object], *, where: str) -> Work:
-    """A workload of `profiles/workloads.toml` with changes. Raises ConfigError."""
+def work_problems(name: str, changes: dict[str, object]) -> list[Problem]:
+    """What is wrong with a workload and the changes to it: at `run`, or at keys of `set`."""
     known = _read("workloads")
     preset = known.get(name)
     if not isinstance(preset, dict):
-        raise ConfigError([f"{where}: {name!r} is no workload; there are {', '.join(known)}"])
-    made: Work = converted({**preset, **changes}, Work, where=where)  # type: ignore[arg-type]  # a union is no class, and msgspec takes it
+        return [Problem(("run",), f"{name!r} is no workload; there are {', '.join(known)}")]
+    found = wrong(Work, {**preset, **changes})
+    return [Problem(("set", *problem.path), problem.text) for problem in found]
+
+
+def work(name: str, changes: dict[str, object], *, where: str) -> Work:
+    """A workload of `profiles/workloads.toml` with changes. Raises ConfigError."""
+    problems = [f"{where}: {problem}" for problem in work_problems(name, changes)]
+    if problems:
+        raise ConfigError(problems)
+    preset = _read("workloads")[name]
+    assert isinstance(preset, dict)  # else there were problems
+    made: Work = msgspec.convert({**preset, **changes}, Work)
     return made

@@ -4,7 +4,6 @@
 timeline change it. Both are for whoever runs the agent: the simulated host does not look at them.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,13 +14,18 @@ from msgspec import Meta
 
 from gpuagent.errors import ConfigError
 from gpuagent.sim import profiles
-from gpuagent.sim.work import Idle, Inference, Work
+from gpuagent.sim.reading import Problem, document, located, wrong
+from gpuagent.sim.tables import Table, lines, merged
+from gpuagent.sim.work import WEEK_SECONDS, Duration, Idle, Inference, Rate, Seconds, Work
 
-NotNegative = Annotated[float, Meta(ge=0)]
+Celsius = Annotated[float, Meta(ge=-50, le=150)]
 Percentage = Annotated[float, Meta(gt=0, le=100)]
 MemoryLimit = Annotated[int, Meta(ge=2**20)]
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-Table = dict[str, object]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
+_LEAST_TRACE_SECONDS = 1e-3
+_LONGEST_PATH = 1024
+_LONGEST_PART = 255
+"""NAME_MAX of Linux, in bytes."""
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,8 +40,8 @@ class CardSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     profile: str
     """A file of `gpuagent/sim/profiles`, without .toml."""
-    ambient_celsius: float = 28.0
-    set: dict[str, float] = {}
+    ambient_celsius: Celsius = 28.0
+    set: dict[str, profiles.Coefficient] = {}
     """Coefficients of the profile that are different here."""
 
 
@@ -49,14 +53,14 @@ class MpsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Default active thread percentage."""
     memory_limit_bytes: MemoryLimit | None = None
     """Default limit on the device memory of each client, on each card."""
-    set: dict[str, float] = {}
+    set: dict[str, profiles.Coefficient] = {}
     """Coefficients of `profiles/mps.toml` that are different here."""
 
 
 class Objective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a service is there to keep, for whoever judges a run."""
 
-    seconds: Annotated[float, Meta(gt=0)]
+    seconds: Duration
     quantile: Annotated[float, Meta(gt=0, lt=1)] = 0.99
 
 
@@ -69,11 +73,11 @@ class TenantSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: Table = {}
     """Its numbers that are different here."""
     card: Annotated[int, Meta(ge=0)] = 0
-    start: NotNegative = 0.0
+    start: Seconds = 0.0
     """Seconds after the beginning."""
     waits: bool = False
     """Whether it runs only when the timeline starts it."""
-    cgroup: Annotated[str, Meta(pattern="^/[^/]")] = ""
+    cgroup: str = ""
     """Its control group; empty for /system.slice/NAME.service."""
     user: Name = "alice"
     thread_percentage: Percentage | None = None
@@ -90,7 +94,7 @@ class TenantSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Happening(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="do"
 ):
-    at: NotNegative
+    at: Seconds
     """Seconds after the beginning."""
 
 
@@ -121,14 +125,14 @@ class Load(_Happening, frozen=True, kw_only=True, tag="load"):
     """Requests come at another rate."""
 
     tenant: str
-    rate: NotNegative
+    rate: Rate
 
 
 class Hang(_Happening, frozen=True, kw_only=True, tag="hang"):
     """Driver calls to a card hang for so long."""
 
     card: int
-    seconds: Annotated[float, Meta(gt=0)]
+    seconds: Duration
 
 
 class Lose(_Happening, frozen=True, kw_only=True, tag="lose"):
@@ -149,7 +153,7 @@ class Ambient(_Happening, frozen=True, kw_only=True, tag="ambient"):
     """The air around a card has another temperature."""
 
     card: int
-    celsius: float
+    celsius: Celsius
 
 
 class Patch(_Happening, frozen=True, kw_only=True, tag="config"):
@@ -166,7 +170,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: Name
     about: str
-    seconds: Annotated[float, Meta(gt=0)]
+    seconds: Annotated[float, Meta(ge=1, le=WEEK_SECONDS)]
     """How long it takes to see what it shows."""
     cards: Annotated[tuple[CardSpec, ...], Meta(min_length=1)]
     tenants: tuple[TenantSpec, ...]
@@ -190,15 +194,19 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def with_agent(self, patch: Mapping[str, object]) -> "Scenario":
         """The same with other values in the agent's configuration, merged like a timeline's."""
-        return msgspec.structs.replace(self, agent=_merged(self.agent, patch))
+        return msgspec.structs.replace(self, agent=merged(self.agent, patch))
 
-    def agent_toml(self, at: float = 0.0) -> str:
-        """The agent's configuration at so many seconds, as a file that it reads."""
+    def agent_table(self, at: float = 0.0) -> Table:
+        """The agent's configuration at so many seconds, as values."""
         table = self.agent
         for patch in sorted(self.timeline, key=lambda h: h.at):
             if isinstance(patch, Patch) and patch.at <= at:
-                table = _merged(table, patch.agent)
-        return "\n".join(_lines(table, ())) + "\n"
+                table = merged(table, patch.agent)
+        return table
+
+    def agent_toml(self, at: float = 0.0) -> str:
+        """The same as a file that the agent reads."""
+        return "\n".join(lines(self.agent_table(at), ())) + "\n"
 
 
 def names() -> tuple[str, ...]:
@@ -210,10 +218,15 @@ def names() -> tuple[str, ...]:
 
 def named(name: str) -> Scenario:
     """A scenario that comes with the agent, by name, or any by its path. Raises ConfigError."""
+    return load(path_of(name))
+
+
+def path_of(name: str) -> str:
+    """The file of a scenario that comes with the agent; a path as it is. Raises ConfigError."""
     if name in names():
-        return load(str(_folder() / f"{name}.toml"))
+        return str(_folder() / f"{name}.toml")
     if os.sep in name or name.endswith(".toml"):
-        return load(name)
+        return name
     known = ", ".join(names())
     raise ConfigError([f"{name!r} is no scenario; give the path of a file, or one of {known}"])
 
@@ -226,143 +239,157 @@ def _folder() -> Path:
 
 
 def load(path: str) -> Scenario:
-    """Read a scenario file and check all it says. Raises ConfigError with file and key."""
+    """Read a scenario file and check all it says. Raises ConfigError with file, line and key."""
+    return parse(read(path), source=path)
+
+
+def read(path: str) -> str:
+    """The text of a file. Raises ConfigError."""
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            return file.read()
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError:
         raise ConfigError([f"{path}: not UTF-8; save it as UTF-8"]) from None
-    return parse(text, source=path)
+    except ValueError as error:  # a zero byte in the path
+        raise ConfigError([f"{path!r}: cannot be read: {error}"]) from error
 
 
 def parse(text: str, *, source: str) -> Scenario:
-    """A scenario from its text. Raises ConfigError; `source` is the file's name in it."""
-    scenario = profiles.converted(profiles.document(text, where=source), Scenario, where=source)
-    problems = [f"{source}: {problem}" for problem in _problems(scenario)]
-    if problems:
-        raise ConfigError(problems)
-    return scenario
+    """A scenario from its text. Raises ConfigError with every problem; `source` is the file's name.
+
+    What `[agent]` says is for whoever configures an agent by it: see `lab.scenarios`.
+    """
+    table = document(text, where=source)
+    problems = list(wrong(Scenario, table))
+    if not problems:
+        made = msgspec.convert(table, Scenario)
+        problems = list(_problems(made))
+        if not problems:
+            return made
+    raise ConfigError(located(problems, text, source=source))
 
 
-def _problems(scenario: Scenario) -> Iterator[str]:
+def _problems(scenario: Scenario) -> Iterator[Problem]:
     """What the types do not say: names that mean nothing, and work that no card knows."""
     names = [t.name for t in scenario.tenants]
     paths = [t.path for t in scenario.tenants]
     for i, tenant in enumerate(scenario.tenants):
-        key = f"tenants[{i}]"
+        at = ("tenants", i)
         if names.count(tenant.name) > 1:
-            yield f"{key}.name: {tenant.name} is given twice"
+            yield Problem((*at, "name"), f"{tenant.name} is given twice")
         if paths.count(tenant.path) > 1:
-            yield f"{key}.cgroup: {tenant.path} is given twice; each tenant has one to itself"
+            what = f"{tenant.path} is given twice; each tenant has one to itself"
+            yield Problem((*at, "cgroup"), what)
+        if fault := _no_cgroup(tenant.path):
+            yield Problem((*at, "cgroup"), fault)
         if any(p != tenant.path and p.startswith(f"{tenant.path}/") for p in paths):
-            yield f"{key}.cgroup: {tenant.path} has other tenants below it"
+            yield Problem((*at, "cgroup"), f"{tenant.path} has other tenants below it")
         if tenant.card >= len(scenario.cards):
-            yield f"{key}.card: there is no card {tenant.card}"
+            yield Problem((*at, "card"), _no_card(scenario, tenant.card))
         else:
-            yield from _misfits(scenario, tenant, key)
+            yield from _misfits(scenario, tenant, at)
     for i, card in enumerate(scenario.cards):
         try:
             profiles.card(card.profile, card.set)
         except ConfigError as error:
-            yield from (f"cards[{i}]: {problem}" for problem in error.problems)
+            yield from (Problem(("cards", i), problem) for problem in error.problems)
     yield from _wrong_mps(scenario)
+    yield from _wrong_happenings(scenario)
+
+
+def _no_cgroup(path: str) -> str:
+    """Why a path cannot be that of a control group; empty if it can."""
+    if not path.isprintable() or len(path.encode()) > _LONGEST_PATH:
+        return f"write a path on one line, of {_LONGEST_PATH} bytes at most"
+    root, *parts = path.split("/")
+    if root or any(p in {"", ".", ".."} or len(p.encode()) > _LONGEST_PART for p in parts):
+        return f"{path[:60]!r} is no control group: write it as /machine.slice/NAME.scope"
+    return ""
+
+
+def _no_card(scenario: Scenario, number: int) -> str:
+    last = len(scenario.cards) - 1
+    return f"there is no card {number}; {'there is only card 0' if not last else f'there are 0 to {last}'}"
+
+
+def _wrong_happenings(scenario: Scenario) -> Iterator[Problem]:
+    names = [t.name for t in scenario.tenants]
     services = {t.name for t in scenario.tenants if _rated(scenario, t)}
     for i, happening in enumerate(scenario.timeline):
-        key = f"timeline[{i}]"
-        tenant_name = getattr(happening, "tenant", "")
-        if tenant_name and tenant_name not in names:
-            yield f"{key}.tenant: there is no tenant {tenant_name}"
-        elif isinstance(happening, Load) and tenant_name not in services:
-            yield f"{key}.tenant: {tenant_name} has no rate of requests to change"
-        if getattr(happening, "card", 0) not in range(len(scenario.cards)):
-            yield f"{key}.card: there is no such card"
+        at = ("timeline", i)
+        if happening.at > scenario.seconds:
+            what = (
+                f"{happening.at:g} is after the end: the scenario has {scenario.seconds:g} seconds"
+            )
+            yield Problem((*at, "at"), what)
+        name, card = getattr(happening, "tenant", ""), getattr(happening, "card", 0)
+        if name and name not in names:
+            what = f"there is no tenant {name}; there are {', '.join(names) or 'none'}"
+            yield Problem((*at, "tenant"), what)
+        elif isinstance(happening, Load) and name not in services:
+            yield Problem((*at, "tenant"), f"{name} has no rate of requests to change")
+        if card not in range(len(scenario.cards)):
+            yield Problem((*at, "card"), _no_card(scenario, card))
+        if isinstance(happening, Mps):
+            yield from _wrong_limits(scenario, happening, at)
 
 
-def _wrong_mps(scenario: Scenario) -> Iterator[str]:
+def _wrong_limits(scenario: Scenario, what: Mps, at: tuple[str, int]) -> Iterator[Problem]:
+    if what.mps >= len(scenario.mps):
+        yield Problem((*at, "mps"), f"there is no MPS group {what.mps}")
+    elif (what.percentage, what.memory_limit_bytes) == (None, None):
+        yield Problem(at, "give percentage or memory_limit_bytes; it sets nothing")
+
+
+def _wrong_mps(scenario: Scenario) -> Iterator[Problem]:
     shared = [card for group in scenario.mps for card in group.cards]
     for i, group in enumerate(scenario.mps):
+        at = ("mps", i)
         for card in group.cards:
             if card >= len(scenario.cards):
-                yield f"mps[{i}].cards: there is no card {card}"
+                yield Problem((*at, "cards"), _no_card(scenario, card))
             elif shared.count(card) > 1:
-                yield f"mps[{i}].cards: card {card} is given twice; a card has one daemon"
+                yield Problem((*at, "cards"), f"card {card} is given twice; a card has one daemon")
         try:
             profiles.mps(group.set)
         except ConfigError as error:
-            yield from (f"mps[{i}]: {problem}" for problem in error.problems)
+            yield from (Problem(at, problem) for problem in error.problems)
         users = sorted({t.user for t in scenario.tenants if t.card in group.cards})
         if len(users) > 1:
-            yield f"mps[{i}]: a server works for one user at a time; give {' and '.join(users)} one"
+            what = f"a server works for one user at a time; give {' and '.join(users)} one each"
+            yield Problem(at, what)
     for i, tenant in enumerate(scenario.tenants):
         limited = (tenant.thread_percentage, tenant.memory_limit_bytes) != (None, None)
         if limited and tenant.card not in shared:
-            yield f"tenants[{i}]: its MPS limits mean nothing; card {tenant.card} has no MPS"
-    for i, what in enumerate(scenario.timeline):
-        if isinstance(what, Mps) and what.mps >= len(scenario.mps):
-            yield f"timeline[{i}].mps: there is no MPS group {what.mps}"
-        elif isinstance(what, Mps) and (what.percentage, what.memory_limit_bytes) == (None, None):
-            yield f"timeline[{i}]: give percentage or memory_limit_bytes; it sets nothing"
+            what = f"its MPS limits mean nothing; card {tenant.card} has no MPS"
+            yield Problem(("tenants", i), what)
 
 
 def _rated(scenario: Scenario, tenant: TenantSpec) -> bool:
-    try:
-        work = scenario.work(tenant)
-    except ConfigError:
-        return False
+    """Whether its load can change; taken to be so where its workload is wrong, which is said itself."""
+    if profiles.work_problems(tenant.run, tenant.set):
+        return True
+    work = scenario.work(tenant)
     return isinstance(work, Inference) and not work.trace
 
 
-def _misfits(scenario: Scenario, tenant: TenantSpec, key: str) -> Iterator[str]:
-    try:
-        work = scenario.work(tenant)
-    except ConfigError as error:
-        yield from (f"{key}: {problem}" for problem in error.problems)
-        return
+def _misfits(scenario: Scenario, tenant: TenantSpec, at: tuple[str, int]) -> Iterator[Problem]:
+    problems = profiles.work_problems(tenant.run, tenant.set)
+    yield from (Problem((*at, *p.path), p.text) for p in problems)
     kind = scenario.cards[tenant.card].profile
-    if isinstance(work, Idle) or kind not in profiles.cards():
+    if problems or kind not in profiles.cards():
         return
+    work = scenario.work(tenant)
+    if isinstance(work, Idle):
+        return
+    if isinstance(work, Inference) and work.trace:
+        least = max(work.trace[-1], _LEAST_TRACE_SECONDS)
+        if 0 < work.trace_seconds < least:
+            what = f"{work.trace_seconds:g} is less than the trace takes, {least:g}"
+            yield Problem((*at, "set", "trace_seconds"), what)
     known = profiles.card(kind).shapes
     if work.shape not in known:
-        yield f"{key}.set.shape: {kind} has no {work.shape}; it has {', '.join(known)}"
-
-
-# -- the agent's configuration as text ------------------------------------------------------------------
-
-
-def _merged(table: Mapping[str, object], patch: Mapping[str, object]) -> Table:
-    merged = dict(table)
-    for key, value in patch.items():
-        known = merged.get(key)
-        both = isinstance(known, dict) and isinstance(value, dict)
-        merged[key] = _merged(known, value) if both else value  # type: ignore[arg-type]  # `both`
-    return merged
-
-
-def _lines(table: Mapping[str, object], path: tuple[str, ...]) -> Iterator[str]:
-    """Values first, then tables, then arrays of tables: so that each key is in its own table."""
-    later: list[tuple[str, object]] = []
-    for key, value in table.items():
-        if isinstance(value, dict) or _tables(value):
-            later.append((key, value))
-        else:
-            yield f"{key} = {_value(value)}"
-    for key, value in later:
-        below = (*path, key)
-        if isinstance(value, dict):
-            yield f"[{'.'.join(below)}]"
-            yield from _lines(value, below)
-        elif isinstance(value, list):
-            for one in value:
-                yield f"[[{'.'.join(below)}]]"
-                yield from _lines(one, below)
-
-
-def _tables(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, dict) for v in value)
-
-
-def _value(value: object) -> str:
-    """A JSON text, number, truth value or list of them is the same in TOML, but for one character."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        what = f"{kind} has no {work.shape}; it has {', '.join(known)}"
+        yield Problem((*at, "set", "shape"), what)

@@ -13,7 +13,8 @@ import msgspec
 
 from gpuagent.errors import ConfigError
 from gpuagent.sim import profiles
-from gpuagent.sim.scenario import Load, Scenario, Table, TenantSpec
+from gpuagent.sim.scenario import Load, Scenario, TenantSpec
+from gpuagent.sim.tables import Table
 from gpuagent.sim.work import Idle, Inference, Work
 
 _NEVER_SECONDS = 86_400.0

@@ -185,6 +185,19 @@ def test_torn_and_foreign_lines_are_passed_over(
     log.close()
 
 
+def test_a_hostile_line_does_not_stop_the_start(tmp_path: Path) -> None:
+    before = AuditLog(str(tmp_path))
+    before.record(action())
+    before.close()
+    deep = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    with (tmp_path / "audit.jsonl").open("ab") as file:
+        file.write(deep)
+    log = AuditLog(str(tmp_path))
+    log.recall()
+    assert len(log.latest()) == 1
+    log.close()
+
+
 @pytest.mark.parametrize("made", [os.mkfifo, os.mkdir])
 def test_recalling_waits_for_no_pipe(tmp_path: Path, made: Callable[[Path], None]) -> None:
     made(tmp_path / "audit.jsonl")

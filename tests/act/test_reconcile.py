@@ -95,6 +95,17 @@ async def test_an_original_is_never_loosened(tmp_path: Path) -> None:
         assert not agent.ledger.entries
 
 
+@pytest.mark.parametrize(("original", "said"), [("0.4", True), ("0.4999", False)])
+async def test_what_is_tighter_than_wished_is_said_but_for_rounding(
+    tmp_path: Path, original: str, *, said: bool
+) -> None:
+    dial = cpu_dial(a=original)
+    async with Agent(tmp_path, dial) as agent:
+        told = (await agent.tick(wish(CPU_MAX, A, 0.5)))[KEY_A]
+    assert told.result == "applied"
+    assert ("tighter than wished" in told.why) is said
+
+
 async def test_frequent_wakes_do_not_read_the_host_more_often(tmp_path: Path) -> None:
     dial = cpu_dial(a="max")
     async with Agent(tmp_path, dial) as agent:

@@ -101,6 +101,94 @@ async def test_of_several_rules_the_last_one_counts(
     assert cards.values[card(1)] == limit
 
 
+OVERRIDE = "override/quiet"
+
+
+async def overridden(folder: Path, cards: Dial, *more: Any) -> None:
+    """An agent under a budget of 600 W for a card, which an override held to 300 W; then killed."""
+    async with Agent(folder, cards) as agent:
+        wished = wish(
+            POWER_LIMIT, card(1), 300, rule=OVERRIDE, also=(BUDGET_RULE,), budget_value=600.0
+        )
+        await agent.tick(wished, *more)
+        await agent.ledger.flush()
+
+
+@pytest.mark.parametrize(
+    ("occasion", "keep", "watts"),
+    [
+        (Occasion.STOP, False, "700.0"),
+        (Occasion.STOP, True, "600.0"),
+        (Occasion.CRASH, False, "300"),
+        (Occasion.RESCUE, False, "600.0"),
+        (Occasion.BY_HAND, True, "700.0"),
+    ],
+)
+async def test_an_override_does_not_outlive_the_agent_nor_break_the_budget(
+    tmp_path: Path, occasion: Occasion, keep: bool, watts: str
+) -> None:
+    cards = power()
+    await overridden(tmp_path, cards)
+    assert cards.values[card(1)] == "300"
+    for _ in range(2):  # the second time there is nothing left to ease
+        report = await restored(tmp_path, cards, occasion=occasion, keep_on_stop=keep)
+        assert not failed(report.values())
+        assert cards.values[card(1)] == watts
+    await restored(tmp_path, cards)
+    assert cards.values[card(1)] == "700.0"
+    assert await restored(tmp_path, cards) == {}
+
+
+async def test_what_the_budget_asks_for_follows_without_a_write(tmp_path: Path) -> None:
+    cards = power()
+    async with Agent(tmp_path, cards) as agent:
+        for budget in (600.0, 500.0):
+            await agent.tick(
+                wish(
+                    POWER_LIMIT,
+                    card(1),
+                    300,
+                    rule=OVERRIDE,
+                    also=(BUDGET_RULE,),
+                    budget_value=budget,
+                )
+            )
+        assert len(cards.writes) == 1
+        await agent.ledger.flush()
+    await restored(tmp_path, cards, occasion=Occasion.RESCUE)
+    assert cards.values[card(1)] == "500.0"
+
+
+async def test_it_is_not_eased_while_another_card_may_have_more(tmp_path: Path) -> None:
+    cards = power()
+    cards.make(card(2), "700.0")
+    cards.set_errors[card(2)] = Refused("no")
+    await overridden(tmp_path, cards, wish(POWER_LIMIT, card(2), 400, rule=BUDGET_RULE))
+    report = await restored(tmp_path, cards, occasion=Occasion.RESCUE)
+    assert cards.values[card(1)] == "300"
+    assert report[card(1)].what == "held"
+
+
+async def test_easing_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
+    cards = power()
+    await overridden(tmp_path, cards)
+    cards.set_errors[card(1)] = Refused("no")
+    report = await restored(tmp_path, cards, occasion=Occasion.RESCUE)
+    assert report[card(1)].what == "failed"
+    del cards.set_errors[card(1)]
+    await restored(tmp_path, cards, occasion=Occasion.RESCUE)
+    assert cards.values[card(1)] == "600.0"
+
+
+async def test_what_somebody_else_set_is_not_eased(tmp_path: Path) -> None:
+    cards = power()
+    await overridden(tmp_path, cards)
+    cards.values[card(1)] = "450.0"
+    report = await restored(tmp_path, cards, occasion=Occasion.RESCUE)
+    assert report[card(1)].what == "left alone"
+    assert cards.values[card(1)] == "450.0"
+
+
 def test_the_budget_policy_makes_settings_of_the_budget_s_rule() -> None:
     policy = PowerBudget(Config(power=Power(budget=1000.0)))
     world = World(

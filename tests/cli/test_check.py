@@ -62,7 +62,15 @@ def test_restore_with_nothing_to_put_back(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "Nothing" in done.stdout
     as_json = run("restore", "--rescue", "--json", "--config", config)
-    assert json.loads(as_json.stdout) == []
+    assert json.loads(as_json.stdout) == {"items": []}
+
+
+def test_restore_without_a_configuration_says_that_first(tmp_path: Path) -> None:
+    done = run("restore", "--config", str(tmp_path / "none.toml"))
+    assert done.exit_code == Exit.REFUSED, done.output
+    first, *rest = done.stderr.splitlines()
+    assert "none.toml: no such file" in first
+    assert "--config" in rest[-1]
 
 
 def test_restore_in_a_state_directory_that_is_none(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_status_shows_node_cards_and_health() -> None:
 def test_status_of_a_host_without_gpus_says_why() -> None:
     with agent(snapshots.empty()) as path:
         done = run("status", "--socket", path)
-    assert done.exit_code == 0
+    assert done.exit_code == Exit.PROBLEM
     assert "Cards 0" in done.stdout
     assert "nvml: no driver is loaded (last read: never)" in done.stdout
     assert 'why: the configuration says mode = "observe"' in done.stdout
@@ -157,6 +157,9 @@ def test_status_says_every_reason_for_not_being_well() -> None:
     posture = Posture(mode="enforce", demoted="three crashes", paused=True)
     with agent(msgspec.structs.replace(snapshot, posture=posture)) as path:
         lines = run("--socket", path, "status").stdout.splitlines()
+        as_json = run("--socket", path, "status", "--json")
+    assert as_json.exit_code == Exit.PROBLEM
+    assert json.loads(as_json.stdout)["health"]["ok"] is False
     assert "Health: not ok, degraded" in lines
     assert "  only observing: three crashes" in lines
     assert "  kernel_log (optional): no right to read it (last read: never)" in lines
@@ -167,8 +170,9 @@ def test_a_host_that_lacks_only_what_it_can_do_without_is_well() -> None:
     snapshot = snapshots.busy()
     snapshot.state.health = {"process_events": Health("process_events", False, "not here")}
     with agent(snapshot) as path:
-        lines = run("--socket", path, "status").stdout.splitlines()
-    assert "Health: ok, degraded" in lines
+        done = run("--socket", path, "status")
+    assert done.exit_code == Exit.OK
+    assert "Health: ok, degraded" in done.stdout.splitlines()
 
 
 def test_explain_an_l1_tenant() -> None:
@@ -402,13 +406,59 @@ def test_the_socket_is_found_through_the_configuration(tmp_path: Path) -> None:
         assert by_environment.exit_code == 0
 
 
-@pytest.mark.parametrize("text", ["", "[paths]\nsocket = 7\n", "paths = 1\n", "broken [", "\xff"])
+@pytest.mark.parametrize("text", ["", "# socket = 7\n", "paths = 1\n", "broken [", "\xff"])
 def test_a_configuration_that_says_nothing_of_a_socket(tmp_path: Path, text: str) -> None:
     file = tmp_path / "gpuagent.toml"
     file.write_text(text, encoding="latin-1")
     done = run("--config", str(file), "status")
     assert done.exit_code == Exit.UNREACHABLE
     assert "/run/gpuagent/gpuagent.sock" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[paths]\nsocket = "{}"\nbroken [',
+        "\xff\npaths . socket = '{}'\n",
+        'x = 1\nx = 2\nsocket="{}"',
+    ],
+)
+def test_a_broken_configuration_keeps_nobody_from_pausing(tmp_path: Path, text: str) -> None:
+    file, commands = tmp_path / "gpuagent.toml", Commands()
+    with agent(snapshots.busy(), commands) as path:
+        file.write_text(text.format(path), encoding="latin-1")
+        assert run("--config", str(file), "pause").exit_code == 0
+    assert [type(c) for c in commands.seen] == [Pause]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[paths]\nsocket = "/run/half\n', "[paths]\nsocket = 7\n", 'paths = {socket="/a"', None],
+)
+def test_a_socket_that_cannot_be_made_out_is_asked_for(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "gpuagent.toml"
+    if text is not None:
+        file.write_text(text)
+    done = run("--config", str(file), "pause")
+    assert done.exit_code == Exit.USAGE
+    assert str(file) in done.stderr
+    assert "--socket" in done.stderr
+    with agent(snapshots.busy()) as path:
+        assert run("--config", str(file), "--socket", path, "status").exit_code == 0
+
+
+def test_a_failure_under_json_is_json_on_standard_error(tmp_path: Path) -> None:
+    nobody = str(tmp_path / "none\x7f")
+    done = run("--socket", nobody, "status", "--json")
+    assert (done.exit_code, done.stdout) == (Exit.UNREACHABLE, "")
+    error = json.loads(done.stderr)["error"]
+    assert error["exit_code"] == Exit.UNREACHABLE
+    assert nobody in error["detail"]
+    assert "--socket" in error["remedy"]
+    assert "\x7f" not in done.stderr
+    with agent(snapshots.busy()) as path:
+        done = run("--json", "--socket", path, "explain", "nobody")
+    assert json.loads(done.stderr)["error"]["exit_code"] == Exit.UNKNOWN_TENANT
 
 
 # -- config check ------------------------------------------------------------------------------------------

@@ -67,6 +67,21 @@ def test_what_makes_no_token(words: tuple[str, ...], code: Exit) -> None:
     assert commands.seen == []
 
 
+def test_what_is_no_scope_is_answered_with_the_scopes() -> None:
+    done = run("token", "issue", "--scope", "root", "--expires", "1h", columns=200)
+    assert done.exit_code == Exit.USAGE
+    assert "'root': a scope is read, metrics, latency:TENANT, override or admin" in done.stderr
+
+
+def test_a_token_for_a_tenant_that_nobody_knows_is_issued_with_a_warning() -> None:
+    with agent(snapshots.busy()) as path:
+        words = ("--socket", path, "token", "issue", "--expires", "1h", "--scope")
+        unknown, known = run(*words, "latency:nobody"), run(*words, "latency:train")
+    assert unknown.exit_code == known.exit_code == Exit.OK
+    assert "warning: no tenant nobody runs here" in unknown.stderr
+    assert "warning" not in known.stderr
+
+
 def test_a_book_that_declines_and_one_that_knows_no_such_token() -> None:
     commands = Commands()
     commands.answer = Refused("256 tokens are valid already")
@@ -106,7 +121,7 @@ def test_the_list_has_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         listed = json.loads(run("--socket", path, "token", "list", "--json").output)
     assert "0badcafe" in shown
     assert "\x1b" not in shown
-    assert set(listed["tokens"][0]) == {
+    assert set(listed["items"][0]) == {
         *("id", "scopes", "note", "issued_by", "issued_at", "expires_at"),
     }
 

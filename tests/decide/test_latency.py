@@ -14,6 +14,7 @@ from gpuagent.decide.backpressure import Backpressure
 from gpuagent.decide.merge import merge
 from gpuagent.model.inventory import NODE, Level, Tenant, on_tenant
 from gpuagent.model.plan import Decision, Setting
+from gpuagent.model.state import Event
 from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, NODE_CPU_BUSY_RATIO
 from gpuagent.record import decode, encode, replay
 from tests.decide.world import GIB, World, gpu, tenant
@@ -60,6 +61,21 @@ def test_a_latency_near_its_objective_holds_the_neighbour_back(law: Law) -> None
     assert setting.rule == "backpressure/latency"
     assert w.share("train") < 1.0
     assert w.events == ["held-back"]
+
+
+@LAWS
+def test_what_is_said_of_holding_is_about_who_is_held(law: Law) -> None:
+    w = world(tenant("train"), law=law)
+    said: list[Event] = []
+    for latency, seconds in ((0.12, 20), (0.05, 200)):
+        w.latencies["chat"] = latency
+        for _ in range(seconds):
+            w.step()
+            said += w.decision.events
+    assert {"held-back", "released"} <= {e.kind for e in said}
+    assert {str(e.subject) for e in said} == {str(on_tenant("train"))}
+    held = next(e for e in said if e.kind == "held-back")
+    assert dict(held.numbers) == {"latency_seconds": 0.12, "objective_seconds": 0.1}
 
 
 @pytest.mark.parametrize(

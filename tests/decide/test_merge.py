@@ -1,5 +1,7 @@
 """Merging: the safer wish wins, ranges hold, an L1 tenant's knobs are never in a plan."""
 
+from itertools import permutations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +39,20 @@ def test_a_limit_that_serves_the_budget_too_is_treated_as_one_that_does() -> Non
     [won] = merge([heat, budget], STATE).settings
     assert (won.value, won.rule, won.purpose) == (300, "backpressure/temperature", "power/budget")
     assert merge([heat], STATE).settings[0].purpose == "backpressure/temperature"
+
+
+def test_what_the_budget_alone_asks_for_is_kept_beside_what_passes() -> None:
+    def on_card(watts: float, rule: str) -> Setting:
+        return Setting(POWER_LIMIT, on_gpu(CARD), watts, why="w", rule=rule)
+
+    budget = on_card(900, "power/budget")
+    quiet, heat = on_card(250, "override/quiet"), on_card(300, "backpressure/temperature")
+    for wishes in permutations([budget, quiet, heat]):
+        [won] = merge(wishes, STATE).settings
+        assert (won.value, won.budget_value) == (250, 700), "in the range of the card, both"
+    assert merge([quiet, heat], STATE).settings[0].budget_value is None
+    [won] = merge([on_card(300, "power/budget"), on_card(500, "override/quiet")], STATE).settings
+    assert (won.value, won.budget_value) == (300, None)
 
 
 def test_a_wish_that_can_be_tried_wins_over_one_that_cannot() -> None:

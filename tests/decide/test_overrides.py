@@ -13,8 +13,9 @@ from gpuagent.decide import POLICIES
 from gpuagent.decide.backpressure import Backpressure
 from gpuagent.decide.merge import Violation, check, merge
 from gpuagent.decide.overrides import Overrides
+from gpuagent.leases import used_in
 from gpuagent.model.inventory import Level, Tenant, on_cgroup, on_gpu, on_tenant
-from gpuagent.model.lease import Lease
+from gpuagent.model.lease import Lease, Used
 from gpuagent.model.plan import Decision, Plan, Setting
 from gpuagent.model.state import Frame, Outcome
 from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, POWER_LIMIT
@@ -106,7 +107,7 @@ def hot(node: Node, seconds: int) -> None:
 
 def test_a_tenant_is_held_to_its_share_without_any_cause() -> None:
     node = Node(SERVE, TRAIN)
-    node.run(5)
+    node.run(11)
     node.leases = (lease(),)
     decision = node.step()
     (setting,) = node.of("train").values()
@@ -205,7 +206,7 @@ def test_the_others_are_held_in_its_place() -> None:
 
 def test_its_floor_and_protection_hold_when_they_come_later() -> None:
     node = Node(SERVE, TRAIN)
-    node.run(5)
+    node.run(11)
     node.leases = (lease(0.3),)
     node.step()
     node.tenants = (SERVE, tenant("train", floor=0.6))
@@ -221,13 +222,13 @@ def test_its_floor_and_protection_hold_when_they_come_later() -> None:
 def test_a_tenant_that_leaves_is_held_again_when_it_returns() -> None:
     node = Node(SERVE, TRAIN)
     node.leases = (lease(),)
-    node.run(5)
+    node.run(12)
     assert node.of("train")
     node.tenants = (SERVE,)
     node.run(120)
     assert not node.plan.settings
     node.tenants = (SERVE, TRAIN)
-    node.run(3)
+    node.run(12)
     assert node.of("train")
     assert node.heard == ["override-set"], "that it is away is no refusal"
 
@@ -292,11 +293,100 @@ def test_the_card_of_an_l1_is_limited_with_an_alert() -> None:
     assert node.heard == ["override-set", "l1-card-limited"]
 
 
+def test_that_alert_comes_whenever_it_is_first_so() -> None:
+    node = Node(TRAIN)
+    node.acts = False
+    node.leases = (lease(300.0, on=CARD),)
+    node.run(3)
+    node.tenants = (SERVE, TRAIN)
+    node.run(3)
+    assert node.heard == ["override-set"], "while it observes nothing is limited"
+    node.acts = True
+    node.run(3)
+    assert node.heard == ["override-set", "l1-card-limited"]
+    node.tenants = (SERVE, TRAIN, tenant("other", Level.L1))
+    node.run(3)
+    assert node.heard.count("l1-card-limited") == 2
+    node.acts = False
+    node.run(3)
+    node.acts = True
+    node.run(3)
+    assert node.heard.count("l1-card-limited") == 2, "of each it has been told"
+    node.leases = (lease(250.0, on=CARD),)
+    node.run(3)
+    assert node.heard.count("l1-card-limited") == 4, "another limit is news"
+
+
+def restarted(cores: float) -> Node:
+    """A tenant that has just started, while an override of an earlier day is on it."""
+    node = Node(SERVE, TRAIN)
+    node.leases = (lease(),)
+    node.uses("train", cores=cores)
+    return node
+
+
+def test_a_tenant_that_has_just_started_is_not_held_to_a_share_of_its_first_seconds() -> None:
+    node = restarted(0.3)
+    node.run(2)
+    assert not node.of("train"), "it loads"
+    node.uses("train", cores=8.0)
+    node.run(8)
+    assert not node.of("train")
+    node.run(2)
+    assert node.of("train")["cgroup_cpu_max"].value == 4.0
+    node.run(100)
+    assert node.of("train")["cgroup_cpu_max"].value == 4.0
+    assert node.heard == ["override-set"], "that it waits is no refusal"
+
+
+def test_after_a_restart_of_the_agent_a_share_is_of_what_was_used_before() -> None:
+    node = restarted(0.3)  # it writes a checkpoint
+    seat = TRAIN.seats[0]
+    node.leases = (
+        msgspec.structs.replace(lease(), used=(Used(seat.path, seat.inode, 8.0),), resumed=True),
+    )
+    node.step()
+    assert node.of("train")["cgroup_cpu_max"].value == 4.0
+    node.run(100)
+    assert node.of("train")["cgroup_cpu_max"].value == 4.0
+    assert node.heard == [], "the run before has told of it"
+
+
+def test_what_another_cgroup_used_says_nothing() -> None:
+    node = restarted(2.0)
+    seat = TRAIN.seats[0]
+    node.leases = (msgspec.structs.replace(lease(), used=(Used(seat.path, seat.inode + 1, 8.0),)),)
+    node.run(5)
+    assert not node.of("train")
+    node.run(7)
+    assert node.of("train")["cgroup_cpu_max"].value == 1.0
+
+
+def test_what_was_used_is_told_for_the_next_run() -> None:
+    node = Node(SERVE, TRAIN)
+    node.leases = (lease(),)
+    node.run(12)
+    seat = TRAIN.seats[0]
+    assert used_in(node.plan) == {"quiet": (Used(seat.path, seat.inode, 2.0),)}
+
+
+def test_one_that_goes_on_after_a_restart_is_not_set_once_more() -> None:
+    node = Node(TRAIN)
+    node.leases = (msgspec.structs.replace(lease(), resumed=True),)
+    node.run(3)
+    assert node.heard == []
+    node.leases = (lease(0.7),)
+    node.step()
+    node.leases = ()
+    node.step()
+    assert node.heard == ["override-set", "override-dropped"]
+
+
 def test_while_observing_it_is_said_and_nothing_is_remembered() -> None:
     node = Node(SERVE, TRAIN)
     node.acts = False
     node.leases = (lease(),)
-    node.run(3)
+    node.run(12)
     assert node.of("train")["cgroup_cpu_max"].value == 1.0
     node.uses("train", cores=4.0)
     node.run(20)

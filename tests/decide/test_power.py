@@ -122,6 +122,73 @@ def test_a_starved_level_one_card_is_an_alert_said_once() -> None:
     assert w.events.count("l1-card-limited") == 1
 
 
+def told(w: World) -> list[str]:
+    """Kinds of the events so far that are about budget and limits, in order."""
+    return [kind for kind in w.events if kind.startswith(("l1-", "power-budget", "would-limit"))]
+
+
+def budget(w: World, watts: float | None) -> None:
+    w.policy = PowerBudget(Config(power=Power(budget=watts)))
+
+
+def test_the_limit_of_a_level_one_card_is_an_event_when_it_begins_deepens_and_ends() -> None:
+    w = node(1400)
+    w.card(A, watts=300)
+    w.card(B, watts=690)
+    w.run(30)
+    assert told(w) == []
+    budget(w, 1200)  # A keeps more than it asks for: no alert, but news
+    w.run(30)
+    assert told(w) == ["power-budget-changed", "l1-card-limited"]
+    budget(w, 1190)
+    w.run(30)
+    assert told(w)[2:] == ["power-budget-changed"], "ten watts are no news of the card"
+    budget(w, 1050)
+    w.run(30)
+    assert told(w)[3:] == ["power-budget-changed", "l1-card-limited"]
+    budget(w, 1400)
+    w.run(29)
+    assert told(w)[5:] == ["power-budget-changed"]
+    w.run(5)
+    assert told(w)[6:] == ["l1-card-limit-ended"]
+    w.run(400)
+    assert len(told(w)) == 7
+
+
+def test_without_a_budget_the_limits_end_at_once() -> None:
+    w = node(1000)
+    w.card(A, watts=300)
+    w.card(B, watts=690)
+    w.run(3)
+    budget(w, None)
+    w.run(3)
+    assert told(w) == ["l1-card-limited", "power-budget-changed", "l1-card-limit-ended"]
+    budget(w, 1000)
+    w.memory = msgspec.structs.replace(w.memory, ready=True)
+    w.run(3)
+    assert told(w)[3:] == ["power-budget-changed", "l1-card-limited"]
+
+
+def test_a_card_that_is_limited_now_and_then_is_not_said_to_be_free_each_time() -> None:
+    w = node(1100)
+    w.card(A, watts=300)
+    for second in range(600):
+        w.card(B, watts=690 if second % 40 < 20 else 250)
+        w.step()
+    assert told(w) == ["l1-card-limited"]
+
+
+def test_an_agent_that_begins_to_act_says_it_again() -> None:
+    w = node(1000)
+    w.acts = False
+    w.card(A, watts=300)
+    w.card(B, watts=690)
+    w.run(30)
+    w.acts = True
+    w.run(30)
+    assert told(w) == ["would-limit-l1-card", "l1-card-limited"]
+
+
 def test_unknown_draw_keeps_what_the_card_has() -> None:
     w = node(1000)
     w.card(A, watts=500)

@@ -4,6 +4,7 @@ import os
 import shutil
 import ssl
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,23 +17,51 @@ needs_openssl = pytest.mark.skipif(
 )
 
 
-def make(folder: Path, name: str = "one", *, passphrase: str = "") -> tuple[Path, Path]:
+_AUTHORITY = """
+[ca]
+default_ca = own
+[own]
+database = {folder}/index
+new_certs_dir = {folder}
+rand_serial = yes
+default_md = sha256
+policy = any
+copy_extensions = copy
+[any]
+commonName = supplied
+"""
+ALWAYS = ("20000101000000Z", "20991231235959Z")
+"""Whatever the clock of a test says."""
+
+
+def make(
+    folder: Path, name: str = "one", *, passphrase: str = "", valid: tuple[str, str] = ALWAYS
+) -> tuple[Path, Path]:
     """A certificate that vouches for itself, and its key."""
-    assert OPENSSL is not None
     certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
-    subprocess.run(
-        [
-            *(OPENSSL, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+    with tempfile.TemporaryDirectory(dir=folder) as desk:
+        request, authority = f"{desk}/request", Path(desk, "authority")
+        Path(desk, "index").touch()
+        authority.write_text(_AUTHORITY.format(folder=desk))
+        _openssl(
+            *("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
             *(["-passout", f"pass:{passphrase}"] if passphrase else ["-nodes"]),
-            *("-days", "2", "-subj", f"/CN={name}"),
-            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
+            *("-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", request),
+        )
+        _openssl(
+            *("ca", "-selfsign", "-batch", "-notext", "-config", str(authority)),
+            *("-startdate", valid[0], "-enddate", valid[1]),
+            *(["-passin", f"pass:{passphrase}"] if passphrase else []),
+            *("-keyfile", str(key), "-in", request, "-out", str(certificate)),
+        )
     key.chmod(0o600)
     return certificate, key
+
+
+def _openssl(*words: str) -> None:
+    assert OPENSSL is not None
+    subprocess.run([OPENSSL, *words], check=True, capture_output=True)
 
 
 def remote(pair: tuple[Path, Path], listen: str = "127.0.0.1:0") -> Remote:

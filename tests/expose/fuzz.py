@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from gpuagent.expose.reports import QUANTILES
 from tests.expose.snapshots import GPU0, GPU1
 
 CONFORMANCE: list[CheckFunction] = [
@@ -43,6 +44,8 @@ ALSO: Mapping[str, set[int]] = {
     "POST /v1/tokens": {422},
     # What a card takes.
     "PUT /v1/overrides/{name}": {422},
+    # Which quantiles are kept: the objective of a tenant is one.
+    "PUT /v1/tenants/{name}/latency": {422},
 }
 """How what fits its schema may be refused all the same, for what no schema can tell."""
 KNOWN = ("train", "serve", GPU0, GPU1)
@@ -123,10 +126,13 @@ def ask_all(
 def _put_in(case: Case[Any], name: str) -> None:
     """Ask about this one: no generator guesses the name of something that is there."""
     case.path_parameters["name"] = name
-    if case.meta is not None and case.meta.generation.mode.is_positive and case.body:
-        for field in ("tenant", "gpu"):
-            if isinstance(case.body, dict) and case.body.get(field):
-                case.body[field] = name
+    if case.meta is None or not case.meta.generation.mode.is_positive:
+        return
+    for part in case.body if isinstance(case.body, list) else [case.body]:
+        if isinstance(part, dict):
+            part.update({field: name for field in ("tenant", "gpu") if part.get(field)})
+            if "quantile" in part:  # nor does it guess one that is kept
+                part["quantile"] = QUANTILES[0]
 
 
 def _operations(document: Any, who: Who) -> Iterator[tuple[Operation, GenerationMode, int]]:

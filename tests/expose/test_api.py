@@ -9,7 +9,7 @@ import pytest
 from gpuagent.errors import ConfigError, Gone, Refused, Unavailable, Unsupported
 from gpuagent.expose.api import GETS, to_json
 from gpuagent.expose.picture import number
-from gpuagent.model.plan import Pause, ReleaseGpus, Reload, ResumeGpus, Snapshot, Unpause
+from gpuagent.model.plan import Pause, Posture, ReleaseGpus, Reload, ResumeGpus, Snapshot, Unpause
 from gpuagent.model.state import RESULTS, Health, Instant, Result
 from tests.expose import snapshots
 from tests.expose.scene import Commands, Scene, ask, ask_loopback, serving
@@ -123,6 +123,14 @@ async def test_a_host_without_what_is_essential_is_not_ok(name: str) -> None:
     async with serving(Scene(with_health(Health(name, False, "broken")))) as (_, path):
         health = (await ask(path, "/v1/health")).json
     assert (health["ok"], health["degraded"]) == (False, False)
+
+
+async def test_who_only_observes_can_do_without_cgroups() -> None:
+    snapshot = snapshots.busy(posture=Posture(mode="observe"))
+    snapshot.state.health = {"cgroups": Health("cgroups", False, "no cgroup v2 mount")}
+    async with serving(Scene(snapshot)) as (_, path):
+        health = (await ask(path, "/v1/health")).json
+    assert (health["ok"], health["degraded"]) == (True, True)
 
 
 async def test_a_blind_card_is_not_ok_and_says_why() -> None:
@@ -358,7 +366,7 @@ async def test_commands_reach_the_inbox(target: str, kind: type) -> None:
         reply = await ask(path, target, method="POST", body=b"{}")
     assert reply.status == 200
     assert reply.json == {"done": "done as you wished"}
-    assert commands.seen == [kind(by="user 0")]
+    assert commands.seen == [kind(by="root")]
 
 
 @pytest.mark.parametrize(
@@ -418,3 +426,5 @@ def test_json_takes_names_that_are_no_text() -> None:
 def test_infinity_has_a_name_and_nan_is_unknown() -> None:
     values = (float("inf"), float("-inf"), float("nan"), None, 1.5)
     assert [number(v) for v in values] == ["+Inf", "-Inf", None, None, 1.5]
+    assert number(1 - 0.17 + 1e-16) == 0.83
+    assert number(1e9 + 0.25) == 1e9 + 0.25

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from gpuagent.config import Config, Match, Paths, TenantRule
 from gpuagent.configfile import describe
+from gpuagent.expose.access import Access
 from gpuagent.expose.auth import Peer
 from gpuagent.expose.environment import Promise, promise, variables
 from gpuagent.expose.problems import Trouble
+from gpuagent.expose.views import ListenerView
 from gpuagent.model.inventory import Inventory, Level
 from gpuagent.model.state import NodeState
 from tests.expose import snapshots
@@ -89,43 +91,53 @@ RULES = (
 SETTINGS = describe(Config(tenants=RULES, paths=Paths(socket="/run/g.sock")))
 
 
+def told() -> dict[str, object]:
+    return SETTINGS
+
+
+def unasked() -> dict[str, object]:
+    raise AssertionError("the configuration is not needed for this")
+
+
 def test_what_runs_counts_before_what_is_declared() -> None:
-    found = promise(snapshots.busy(), SETTINGS, "train", ADMIN)
+    found = promise(snapshots.busy(), told, "train", ADMIN)
     assert found == Promise("train", Level.L3, 8 * GIB, present=True)
 
 
 def test_what_is_only_declared_is_told_from_its_rule() -> None:
-    found = promise(snapshots.busy(), SETTINGS, "later", ADMIN)
+    found = promise(snapshots.busy(), told, "later", ADMIN)
     assert found == Promise("later", Level.L1, 1536 * MIB, present=False)
-    assert promise(snapshots.busy(), SETTINGS, "free", ADMIN).memory_limit_bytes is None
+    assert promise(snapshots.busy(), told, "free", ADMIN).memory_limit_bytes is None
 
 
 @pytest.mark.parametrize("settings", [{}, {"tenants": None}, {"tenants": [{}]}, SETTINGS])
 def test_who_is_neither_is_not_there(settings: dict[str, object]) -> None:
     with pytest.raises(Trouble) as refused:
-        promise(snapshots.busy(), settings, "nobody", ADMIN)
+        promise(snapshots.busy(), lambda: settings, "nobody", ADMIN)
     assert refused.value.status == 404
 
 
 @pytest.mark.parametrize("name", ["serve", "later", "nobody"])
 def test_who_may_not_see_it_does_not_learn_whether_it_exists(name: str) -> None:
     with pytest.raises(Trouble) as refused:
-        promise(snapshots.busy(), SETTINGS, name, OWNER)
+        promise(snapshots.busy(), unasked, name, OWNER)
     assert refused.value.status == 403
     assert name not in refused.value.detail
-    assert promise(snapshots.busy(), SETTINGS, "train", OWNER).present
+    assert promise(snapshots.busy(), unasked, "train", OWNER).present
 
 
 async def test_over_the_socket() -> None:
     scene = Scene(snapshots.busy())
     scene.settings_now = SETTINGS
+    scene.access_now = Access((ListenerView("unix", "/run/now.sock", up=True, why=""),))
     async with serving(scene) as (_, path):
         one = (await ask(path, "/v1/tenants/train/environment")).json
         absent = (await ask(path, "/v1/tenants/later/environment")).json
         nobody = await ask(path, "/v1/tenants/nobody/environment")
     told = {v["name"]: v for v in one["variables"]}
     assert told[LIMIT]["value"] == "0=8G,1=8G"
-    assert told["GPUAGENT_SOCKET"]["value"] == "/run/g.sock"
+    where = told["GPUAGENT_SOCKET"]["value"]
+    assert where == "/run/now.sock", "the one in force, not one after a restart"
     assert "MPS server" in told["CUDA_MPS_CLIENT_PRIORITY"]["takes_effect"]
     assert (one["present"], absent["present"]) == (True, False)
     assert nobody.status == 404

@@ -160,6 +160,14 @@ def test_listeners_and_tokens_in_trouble_are_told() -> None:
         assert line in text.splitlines()
 
 
+def test_when_the_certificate_expires_is_told_where_there_is_one() -> None:
+    name = "gpuagent_tls_certificate_expiry_timestamp_seconds"
+    assert name not in render(snapshots.busy(), "1", BROKEN).decode()
+    known = msgspec.structs.replace(BROKEN, certificate_ends_wall=1.9e9)
+    text = render(snapshots.busy(), "1", known).decode()
+    assert f'{name}{{listener="network"}} 1.9e+09' in text.splitlines()
+
+
 async def test_the_listeners_of_the_server_itself_are_told() -> None:
     scene = Scene(snapshots.busy())
     scene.access_now = BROKEN

@@ -21,6 +21,7 @@ from gpuagent.expose.network import (
     network_of,
 )
 from gpuagent.expose.sockets import Address, bind_loopback
+from gpuagent.model.state import Instant
 from gpuagent.tokens import TokenBook
 from tests.expose import snapshots
 from tests.expose.certificates import make, needs_openssl, put, remote, trusting
@@ -223,6 +224,30 @@ async def test_a_broken_pair_leaves_the_old_in_force_and_says_so(
         ("certificate", False),
         ("network-listener", False),
     ]
+
+
+async def test_a_certificate_that_expires_meanwhile_is_said_and_still_served(
+    scene: Scene, tmp_path: Path
+) -> None:
+    book, header = await keys(tmp_path, scene)
+    told: Told = []
+    pair = make(tmp_path, valid=("20000101000000Z", "20270115080100Z"))  # a minute after WALL
+    async with serving(
+        scene, tokens=book, network=remote(pair), tell=lambda *a: told.append(a)
+    ) as (server, _):
+        assert server.network is not None
+        ends = server.network.certificate_ends_wall
+        assert ends == snapshots.WALL + 60
+        assert view_of(server).why == ""
+        scene.clock.instant = Instant(snapshots.MONO + 61, ends + 1)
+        await look(server)
+        assert "it has expired at 2027-01-15 08:01:00 UTC" in view_of(server).why
+        careless = trusting(pair[0])
+        careless.check_hostname, careless.verify_mode = False, ssl.CERT_NONE
+        assert (await ask_tls(port_of(server), "/readyz", careless, header)).status == 200
+        await put_and_look(server, make(tmp_path, "new"), pair)
+        assert view_of(server).why == ""
+    assert [alert for kind, _, alert in told if kind == "network-listener"] == [True, False]
 
 
 async def test_files_that_have_not_changed_are_not_read(pair: Pair) -> None:

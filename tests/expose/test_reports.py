@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from gpuagent.errors import Refused
 from gpuagent.expose.intake import REPORTS_PER_SECOND, TENANTS_MOST, Intake
 from gpuagent.expose.metrics import render
 from gpuagent.expose.problems import Trouble
-from gpuagent.expose.reports import QUANTILES_MOST
+from gpuagent.expose.reports import QUANTILES, QUANTILES_MOST
 from gpuagent.model.state import Instant
 from gpuagent.ports import LatencyReport
 from gpuagent.sense.mail import LatencyMail
@@ -44,12 +45,55 @@ async def test_a_report_is_taken_without_waiting_for_the_loop() -> None:
     assert commands.seen == []
 
 
+async def test_a_quantile_that_no_objective_is_about_is_taken_with_a_word() -> None:
+    busy = snapshots.busy()
+    tenants = tuple(
+        msgspec.structs.replace(
+            t, limits=msgspec.structs.replace(t.limits, latency_slo_seconds=0.1)
+        )
+        if t.name == "serve"
+        else t
+        for t in busy.state.inventory.tenants or ()
+    )
+    busy.state.inventory = msgspec.structs.replace(busy.state.inventory, tenants=tenants)
+    async with serving(Scene(busy)) as (_, path):
+        median = (await put(path, {**P99, "quantile": 0.5})).json["done"]
+        both = (await put(path, [P99, {**P99, "quantile": 0.5}])).json["done"]
+    assert median == (
+        "noted: the latency of serve at quantile 0.5; "
+        "its objective is for 0.99, so nothing is done for this"
+    )
+    assert both == "noted: the latency of serve at quantile 0.5, 0.99"
+
+
 async def test_several_quantiles_come_at_once() -> None:
     scene = Scene(snapshots.busy())
     body = [{**P99, "window_seconds": 10, "requests": 312}, {"quantile": 0.5, "seconds": 0.01}]
     async with serving(scene) as (_, path):
         assert (await put(path, body)).status == 202
     assert [(r.quantile, r.seconds) for r in scene.reports] == [(0.99, 0.087), (0.5, 0.01)]
+
+
+async def test_quantiles_are_those_of_a_short_list_and_of_the_own_objective() -> None:
+    busy = snapshots.busy()
+    tenants = tuple(
+        msgspec.structs.replace(
+            t, limits=msgspec.structs.replace(t.limits, latency_slo_seconds=1, latency_quantile=0.8)
+        )
+        if t.name == "serve"
+        else t
+        for t in busy.state.inventory.tenants or ()
+    )
+    busy.state.inventory = msgspec.structs.replace(busy.state.inventory, tenants=tenants)
+    scene = Scene(busy)
+    written = [*QUANTILES, 0.8, 0.949999999, 0.99000000001]
+    async with serving(scene) as (_, path):
+        for quantile in written:
+            assert (await put(path, {**P99, "quantile": quantile})).status == 202
+        of_another = await put(path, {**P99, "quantile": 0.8}, "/v1/tenants/train/latency")
+    assert [r.quantile for r in scene.reports] == [*QUANTILES, 0.8, 0.95, 0.99]
+    assert of_another.status == 422
+    assert of_another.json["remedy"] == "report one of 0.5, 0.9, 0.95, 0.99, 0.999"
 
 
 WRONG = [
@@ -64,6 +108,9 @@ WRONG = [
     {**P99, "quantile": 1},
     {**P99, "quantile": "0.99"},
     {**P99, "quantile": None},
+    {**P99, "quantile": 0.9901},
+    {**P99, "quantile": 0.123456},
+    [P99, {**P99, "quantile": 0.42}],
     {**P99, "seconds": 0},
     {**P99, "seconds": -0.1},
     {**P99, "seconds": 1e9},

@@ -24,6 +24,7 @@ from gpuagent.expose.door import (
     Callers,
     Guests,
 )
+from gpuagent.expose.sockets import admin_path
 from tests.expose import snapshots
 from tests.expose.scene import (
     Commands,
@@ -461,6 +462,17 @@ async def test_administrators_are_let_in_last() -> None:
         assert (await ask(path, "/v1/node")).status == 200
         for _, writer in opened:
             writer.close()
+
+
+async def test_administrators_who_crowd_one_socket_do_not_crowd_the_other() -> None:
+    async with serving(Scene(snapshots.busy())) as (server, path):
+        door = server._rooms[0][1]
+        with lines(CONNECTIONS) as here:
+            for line in here:
+                assert door.admit(line)
+                door.asks(line)  # and its body never comes
+            assert Reply(await exchange(path, b"")).status == 503
+            assert (await ask(admin_path(path), "/v1/node")).status == 200
 
 
 async def test_a_full_house_of_the_idle_lets_one_more_in() -> None:

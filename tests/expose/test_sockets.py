@@ -181,7 +181,20 @@ async def test_a_failed_start_leaves_nothing_open() -> None:
     with short_folder() as folder, bind_loopback(Address("127.0.0.1", 0)) as taken:
         path = f"{folder}/s"
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        server = Server(Scene(None), Commands(), path=path, metrics_listen=listen)
+        server = Server(Scene(None), Commands(), path=path, metrics_listen=listen, port_seconds=0.1)
         with pytest.raises(Refused):
             await server.start()
         assert not os.access(path, os.F_OK)
+
+
+async def test_a_port_that_is_still_in_use_is_waited_for() -> None:
+    taken = bind_loopback(Address("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    with short_folder() as folder:
+        server = Server(
+            Scene(None), Commands(), path=f"{folder}/s", metrics_listen=f"127.0.0.1:{port}"
+        )
+        asyncio.get_running_loop().call_later(0.05, taken.close)
+        await server.start()
+        assert server.metrics_port == port
+        await server.stop()

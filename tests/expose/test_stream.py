@@ -50,10 +50,18 @@ class Stage(Scene):
         self._bare = msgspec.structs.replace(snapshots.busy(), events=(), holds=())
         self.tell(0)
 
-    def tell(self, count: int, *, about: Subject | None = None, text: str = "event") -> None:
-        """One pass of the loop with so many events."""
+    def tell(
+        self,
+        count: int,
+        *,
+        about: Subject | None = None,
+        text: str = "event",
+        kind: str = "",
+    ) -> None:
+        """One pass of the loop with so many events; those about somebody are for their own user too."""
+        kind = kind or ("test" if about is None else "share-cut")
         events = tuple(
-            Event("test", snapshots.MONO, f"{text} {n}", about) for n in range(1, count + 1)
+            Event(kind, snapshots.MONO, f"{text} {n}", about) for n in range(1, count + 1)
         )
         with structlog.testing.capture_logs():
             self.publisher.publish(msgspec.structs.replace(self._bare, events=events))
@@ -152,7 +160,7 @@ async def test_events_come_as_they_happen_with_the_data_of_the_list() -> None:
         stage.tell(1, about=on_gpu(snapshots.GPU0))
         event = await listener.event()
         page = (await ask(path, "/v1/events?limit=1")).json
-    assert event["event"] == "test"
+    assert event["event"] == "share-cut"
     assert event["id"] == f"{stage.run}-4"
     assert json.loads(event["data"]) == page["items"][0]
     assert page["items"][0]["gpu"] == snapshots.GPU0
@@ -340,10 +348,12 @@ async def test_a_tenant_hears_of_itself_only(tmp_path: Any) -> None:
     async with Desk(stage, OWNER).open(tmp_path) as path, listening(path) as listener:
         for about in (None, on_gpu(snapshots.GPU0), on_tenant("serve"), on_tenant("trainer")):
             stage.tell(1, about=about, text="of others")
+        for kind in ("override-set", "held-back"):  # which say who ordered it, and for whom it is
+            stage.tell(1, about=on_tenant("train"), text="p99 of serve", kind=kind)
         stage.tell(1, about=on_tenant("train"), text="mine")
         event = await listener.event()
         assert texts([event]) == ["mine 1"]
-        assert event["id"] == f"{stage.run}-5"
+        assert event["id"] == f"{stage.run}-7"
 
 
 async def test_nobody_else_hears_anything(tmp_path: Any) -> None:
@@ -412,7 +422,7 @@ async def test_one_user_has_a_few_and_administrators_have_room_kept(tmp_path: An
     async with desk.open(tmp_path), contextlib.AsyncExitStack() as open_ones:
         place = desk.streams._place
         for user in range(STREAMS * 3 // 4 // STREAMS_PER_PEER):
-            peer = Peer(label=f"user {user}", tenants=frozenset({"train"}))
+            peer = Peer(label=f"user {user}")
             for _ in range(STREAMS_PER_PEER):
                 open_ones.enter_context(place(peer))
             with pytest.raises(Exception, match=f"user {user} has {STREAMS_PER_PEER}|too many"):
@@ -424,6 +434,25 @@ async def test_one_user_has_a_few_and_administrators_have_room_kept(tmp_path: An
         with pytest.raises(Exception, match="too many"):
             open_ones.enter_context(place(ADMIN))
     assert not desk.streams._open, "and nothing is remembered of who has gone"
+
+
+async def test_a_tenant_has_no_more_streams_for_having_many_users(tmp_path: Any) -> None:
+    desk = Desk(Stage(), OWNER)
+    async with desk.open(tmp_path), contextlib.AsyncExitStack() as open_ones:
+        place = desk.streams._place
+
+        def enter(user: int, *tenants: str) -> None:
+            peer = Peer(label=f"user {user}", tenants=frozenset(tenants))
+            open_ones.enter_context(place(peer))
+
+        for user in range(STREAMS_PER_PEER):
+            enter(user, "train")
+        for tenants in (("train",), ("serve", "train")):
+            with pytest.raises(Trouble, match=f"tenant train has {STREAMS_PER_PEER} streams"):
+                enter(99, *tenants)
+        enter(0, "serve")
+        open_ones.enter_context(place(Peer(label="token 1", reads=True)))
+    assert not desk.streams._open
 
 
 def test_streams_leave_most_connections_of_a_user_and_a_listener_to_others() -> None:
@@ -446,6 +475,12 @@ async def test_whoever_wants_in_turns_no_stream_out() -> None:
 # -- slow readers ------------------------------------------------------------------------------------------
 
 LONG = "x" * 4000
+
+
+async def turns() -> None:
+    """As many turns of the loop as a stream needs to write what there is, or to find the socket full."""
+    for _ in range(20):
+        await asyncio.sleep(0)
 
 
 async def test_a_slow_reader_is_told_and_dropped_while_others_go_on() -> None:
@@ -483,7 +518,7 @@ async def test_a_flood_that_one_reader_cannot_follow_is_told_and_dropped() -> No
         while sent < 5 * BEHIND_MOST:
             stage.tell(64, text=LONG)
             sent += 64
-            await asyncio.sleep(0.005)
+            await turns()
         slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
         events = await slow.rest()
     kinds = [e["event"] for e in events]
@@ -492,13 +527,25 @@ async def test_a_flood_that_one_reader_cannot_follow_is_told_and_dropped() -> No
     assert json.loads(events[-1]["data"])["events"] > BEHIND_MOST
 
 
+async def test_a_reader_that_takes_all_at_once_is_not_too_slow_for_a_flood() -> None:
+    stage = Stage()
+    async with serving(stage) as (_, path), listening(path) as quick:
+        for turns in range(8):
+            stage.tell(1)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            stage.tell(BEHIND_MOST + 1)  # in whatever turn of its writing
+            told = await quick.events(BEHIND_MOST + 2)
+            assert {e["event"] for e in told} == {"test"}, turns
+
+
 async def test_a_reader_that_never_takes_anything_is_cut_off() -> None:
     stage = Stage()
     async with serving(stage, idle_seconds=0.2) as (_, path), listening(path) as slow:
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(8):
             stage.tell(64, text=LONG)
-            await asyncio.sleep(0.01)
+            await turns()
         hung_up = select.poll()
         hung_up.register(slow.writer.get_extra_info("socket").fileno(), 0)
         assert await asyncio.to_thread(hung_up.poll, 10_000)
@@ -546,5 +593,5 @@ async def test_a_stuck_stream_does_not_hold_up_the_end() -> None:
         slow.writer.transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(4):
             stage.tell(64, text=LONG)
-            await asyncio.sleep(0.01)
+            await turns()
         await asyncio.wait_for(server.stop(), 10)

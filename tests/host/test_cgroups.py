@@ -27,6 +27,7 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "train.service"
     folder.mkdir()
     (folder / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "cgroup.controllers").write_text("cpu\n")
     return tmp_path
 
 
@@ -125,6 +126,7 @@ def test_in_another_tree_than_at_first_no_cgroup_is_gone_and_none_is_taken_for_i
             with pytest.raises(Unavailable, match="another tree than it did at first"):
                 ask()
     assert (root / "train.service/cpu.max").read_text() == "theirs\n"
+    (root / "cgroup.controllers").write_text("cpu\n")
     assert CgroupTree(str(root)).tree() != before
     shutil.rmtree(root)
     with pytest.raises(Unavailable, match="not there"):
@@ -139,9 +141,23 @@ def test_a_root_that_appears_later_is_used(root: Path) -> None:
     with pytest.raises(Unavailable, match="set it to where cgroup2 is mounted"):
         tree.inode("/")
     (root / "later").mkdir()
+    with pytest.raises(Unavailable, match="no cgroup v2 mount"):
+        tree.inode("/")
+    (root / "later/cgroup.controllers").write_text("")
     assert tree.inode("/") == (root / "later").stat().st_ino
     with pytest.raises(Gone):
         tree.inode("/none")
+
+
+def test_what_is_no_cgroup_v2_is_no_tree_until_one_is_mounted_there(root: Path) -> None:
+    (root / "cgroup.controllers").unlink()  # as a tmpfs with the trees of v1 below it
+    tree = CgroupTree(str(root))
+    for ask in every_call(tree, (root / "train.service").stat().st_ino):
+        with pytest.raises(Unavailable, match=r"no cgroup v2 mount.*unified_cgroup_hierarchy"):
+            ask()
+    assert (root / "train.service/cpu.max").read_text() == "max 100000\n"
+    (root / "cgroup.controllers").write_text("")
+    assert tree.read("/train.service", "cpu.max") == "max 100000"
 
 
 def test_a_successor_at_the_same_path_is_never_written_to(root: Path) -> None:

@@ -1,6 +1,5 @@
 """What `check` finds, on hosts made of files."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -67,24 +66,6 @@ def test_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert offers.mps(pipes).state == "partial"
     put(tmp_path, "pipes/control")
     assert offers.mps(pipes).state == "ok"
-
-
-def test_bpf(tmp_path: Path) -> None:
-    nothing = offers.bpf(str(tmp_path), python="/nonexistent/python")
-    assert nothing.state == "missing"
-    for word in ("tracefs", "CAP_SYS_ADMIN", "headers", "bcc"):
-        assert word in nothing.what
-    assert "Debian" in nothing.remedy
-    assert "RHEL" in nothing.remedy
-    python = put(tmp_path, "python", "#!/bin/sh\nexit 0\n")
-    python.chmod(0o755)
-    assert offers.bpf(str(tmp_path), python=str(python)).state == "partial"
-    put(tmp_path, "sys/kernel/tracing/uprobe_events")
-    put(tmp_path, "proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n")
-    put(tmp_path, f"lib/modules/{os.uname().release}/build/Makefile")
-    assert offers.bpf(str(tmp_path), python=str(python)).state == "ok"
-    put(tmp_path, "proc/self/status", "Name:\tx\nCapEff:\t0000000000000000\n")
-    assert "CAP_SYS_ADMIN" in offers.bpf(str(tmp_path), python=str(python)).what
 
 
 def test_kernel_log(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Policy files: those that come with the agent, and all that can be wrong with one."""
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -83,21 +84,26 @@ def test_all_problems_are_told_at_once_with_file_and_key() -> None:
         'name = ""\ncontrol = "static"\nspeed = 3\nagent = 1\n'
         '[shares]\nL1 = [0.5]\nL3 = [0, 1.5, "x", true, 0.5, 0.5]\nL2 = []\n'
     )
-    assert all(p.startswith("p.toml: ") for p in found)
-    keys = [p.removeprefix("p.toml: ").split(":")[0] for p in found]
-    assert keys == [
-        "speed",
-        "name",
-        "about",
-        "agent",
-        "shares.L1",
-        "shares.L3[0]",
-        "shares.L3[1]",
-        "shares.L3[2]",
-        "shares.L3[3]",
-        "shares.L3[5]",
-        "shares.L2",
+    assert [tuple(p.split(": ")[:2]) for p in found] == [
+        ("p.toml:1", "name"),
+        ("p.toml:1", "about"),
+        ("p.toml:3", "speed"),
+        ("p.toml:4", "agent"),
+        ("p.toml:6", "shares.L1"),
+        ("p.toml:7", "shares.L3[0]"),
+        ("p.toml:7", "shares.L3[1]"),
+        ("p.toml:7", "shares.L3[2]"),
+        ("p.toml:7", "shares.L3[3]"),
+        ("p.toml:7", "shares.L3[5]"),
+        ("p.toml:8", "shares.L2"),
     ]
+
+
+def test_what_no_agent_would_read_is_told_with_its_line() -> None:
+    head = 'name = "a"\nabout = "b"\ncontrol = "agent"\n'
+    [found] = problems(head + '[agent.backpressure]\ncontrol = "magic"')
+    assert found.startswith("p.toml:5: agent.backpressure.control: ")
+    assert "aimd" in found
 
 
 @pytest.mark.parametrize(
@@ -117,7 +123,7 @@ def test_all_problems_are_told_at_once_with_file_and_key() -> None:
 )
 def test_one_problem(text: str, key: str) -> None:
     [found] = problems(text)
-    assert found.startswith(f"p.toml: {key}: ")
+    assert re.match(rf"p\.toml:\d+: {key}: ", found)
 
 
 def test_broken_toml_names_its_line() -> None:
@@ -146,7 +152,7 @@ KEYS = st.sampled_from(["name", "about", "control", "agent", "shares", "L3", "x"
 @given(st.dictionaries(KEYS, SCALARS | st.lists(SCALARS) | st.dictionaries(KEYS, SCALARS)))
 def test_any_table_is_a_policy_or_has_problems(table: dict[str, object]) -> None:
     found = list(policies._problems(table))
-    assert all(p.isprintable() and p.split(":")[0] for p in found)
+    assert all(p.path and p.text.isprintable() for p in found)
     if not found:
         assert isinstance(converted(table, PolicyFile, where=""), PolicyFile)
 

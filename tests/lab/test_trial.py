@@ -62,6 +62,37 @@ async def test_somebody_elses_change_is_told(tmp_path: Path) -> None:
         )
 
 
+async def test_what_is_so_from_the_beginning_is_no_trace(tmp_path: Path) -> None:
+    async with Trial(CO_LOCATION, seed=1, folder=str(tmp_path)) as trial:
+        groups, path = trial.host.cgroups, trial.host.cgroup("training")
+        groups.write("/init.scope", groups.inode("/init.scope"), "cpu.weight", "300")
+        trial.host.stop("training")
+        trial.host.start("training")  # its unit has a quota of its own
+        groups.write(path, groups.inode(path), "cpu.max", "800000 100000")
+        await trial.tick()
+        assert trial.traces() == ()
+        groups.write(path, groups.inode(path), "cpu.max", "max 100000")
+        assert trial.traces() == (f"{path}/cpu.max: max 100000",)
+
+
+async def test_after_a_crash_the_next_run_goes_on_with_what_is_held(tmp_path: Path) -> None:
+    async with Trial(CO_LOCATION, seed=1, folder=str(tmp_path)) as trial:
+        async for _ in trial.follow(400.0):
+            if trial.traces():
+                break
+        held, before = trial.kept.ledger.entries, trial.core
+        assert held
+        await trial.crash()
+        assert trial.core is not before
+        # Only what DESIGN 2 adopts is still as it was.
+        assert set(trial.kept.ledger.entries) <= set(held)
+        assert {e.subject.cgroup for e in trial.kept.ledger.entries.values()} >= {
+            t.partition("/cpu.")[0] for t in trial.traces()
+        }
+        await followed(trial, 60.0)
+        assert await trial.stop() == ()
+
+
 async def test_the_services_tell_their_latency(tmp_path: Path) -> None:
     async with Trial(CO_LOCATION, seed=1, folder=str(tmp_path)) as trial:
         last = (await followed(trial, 60.0))[-1]

@@ -14,6 +14,7 @@ from gpuagent.lab.verdict import (
     Runs,
     best_static,
     by_policy,
+    floor_of,
     judge,
     regime_of,
     rows,
@@ -100,16 +101,36 @@ def test_static_shares_of_one_seed_only_are_not_the_best() -> None:
 
 
 def test_where_levers_act() -> None:
-    assert regime_of(collected(FREE, HALF), "none", 0.01) == "levers act"
+    def regime(*policies: Iterable[Run]) -> str:
+        return regime_of(collected(*policies), "none", 0.01, "static 0.2")
+
+    assert regime(FREE, FIFTH) == "levers act"
     same = runs("static 0.2", missed=0.095)
-    assert regime_of(collected(FREE, same), "none", 0.01) == "no lever acts"
+    assert regime(FREE, same) == "no lever acts"
     calm = runs("none", missed=0.009)
-    assert regime_of(collected(calm, FIFTH), "none", 0.01) == "nothing to protect"
+    assert regime(calm, FIFTH) == "nothing to protect"
 
 
-def test_one_seed_of_a_strong_policy_is_enough_to_see_it() -> None:
+def test_one_seed_of_the_tightest_shares_is_enough_to_see_it() -> None:
     same = runs("static 0.5", missed=0.1)
-    assert regime_of(collected(FREE, same, FIFTH[:1]), "none", 0.01) == "levers act"
+    found = collected(FREE, same, FIFTH[:1])
+    assert floor_of(found, STATICS) == "static 0.2"
+    assert regime_of(found, "none", 0.01, "static 0.2") == "levers act"
+
+
+def test_a_candidate_is_no_witness_of_its_own_case() -> None:
+    same = runs("static 0.5"), runs("static 0.2", training=0.4)
+    good = runs("mine", missed=0.02, p99=1.0)
+    assert judged(*same, good).regime == "no lever acts"
+    idle = judged(runs("mine"), statics=())
+    assert (idle.regime, idle.met) == ("levers act", "yes")
+    other = runs("other", missed=0.03, p99=1.1, training=0.84)
+    assert judged(other, runs("mine"), statics=(), baseline="other").met == "no"
+
+
+def test_of_many_shares_that_do_nothing_one_by_chance_is_no_witness() -> None:
+    lucky, same = runs("static 0.5", missed=0.08), runs("static 0.2", training=0.4)
+    assert judged(lucky, same, runs("mine")).regime == "no lever acts"
 
 
 # -- goals ----------------------------------------------------------------------------------------------

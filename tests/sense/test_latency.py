@@ -15,7 +15,14 @@ from gpuagent.model.state import Instant, NodeState
 from gpuagent.model.vocab import TENANT_LATENCY_SECONDS
 from gpuagent.ports import Latencies, LatencyReport, Sensor
 from gpuagent.sense.latency import ServiceLatency
-from gpuagent.sense.mail import KEPT_SECONDS, MOST_QUANTILES, MOST_TENANTS, LatencyMail, marks
+from gpuagent.sense.mail import (
+    KEPT_SECONDS,
+    MOST_QUANTILES,
+    MOST_TENANTS,
+    WAKES_PER_SECOND,
+    LatencyMail,
+    marks,
+)
 
 NOW = Instant(100.0, 1e9)
 
@@ -155,6 +162,48 @@ def test_a_value_that_rises_over_its_mark_wakes_the_loop_once() -> None:
     mail.watch({("chat", 0.99): 0.09})
     mail.push(said(seconds=0.2, at=60.0))
     assert len(woken) == 3
+
+
+def test_who_swings_around_his_mark_wakes_the_loop_once_a_second() -> None:
+    woken: list[str] = []
+    mail = LatencyMail(woken.append)
+    mail.watch({("chat", 0.99): 0.09})
+    for number in range(100):
+        mail.push(said(seconds=0.2 if number % 2 else 0.01, at=100.0 + number / 10))
+    assert len(woken) == 10
+
+
+def test_a_rise_that_found_no_wake_is_not_forgotten() -> None:
+    woken: list[str] = []
+    mail = LatencyMail(woken.append)
+    mail.watch({("chat", 0.99): 0.09})
+    for at, seconds in ((1.0, 0.2), (1.1, 0.01), (1.2, 0.2), (2.1, 0.2)):
+        mail.push(said(seconds=seconds, at=at))
+    assert len(woken) == 2
+
+
+def test_all_together_wake_the_loop_so_many_times_a_second() -> None:
+    woken: list[str] = []
+    mail = LatencyMail(woken.append)
+    names = [f"t{n}" for n in range(50)]
+    mail.watch({(n, 0.99): 0.09 for n in names})
+    for name in names:
+        mail.push(said(name, seconds=1.0, at=5.0))
+    assert len(woken) == WAKES_PER_SECOND
+
+
+def test_who_is_to_be_protected_has_room_whatever_others_fill() -> None:
+    mail = LatencyMail()
+    mail.watch({("chat", 0.99): 0.09})
+    for number in range(MOST_TENANTS):
+        mail.push(said(f"t{number}", at=100.0))
+    mail.push(said("chat", at=100.0))
+    assert "chat" in {r.tenant for r in mail.take()}
+    for number in range(MOST_QUANTILES - 1):
+        mail.push(said("chat", quantile=0.1 + number / 10, at=101.0))
+    with pytest.raises(Refused, match="4 quantiles of chat"):
+        mail.push(said("chat", quantile=0.6, at=101.0))
+    mail.push(said("chat", at=102.0))
 
 
 REPORTS = st.builds(

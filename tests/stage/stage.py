@@ -157,6 +157,7 @@ class Stage:
         self.folder = folder
         self.tree = folder / "cgroup"
         self.tree.mkdir()
+        (self.tree / "cgroup.controllers").write_text("cpu memory\n")
         (folder / "kmsg").touch()
         self.config = folder / "gpuagent.toml"
         self.slice = stage_slice(next(_SERIAL))

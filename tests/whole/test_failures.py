@@ -112,6 +112,19 @@ def test_the_child_that_reads_the_driver_may_die(tmp_path: Path) -> None:
 # -- tenants and cgroups -----------------------------------------------------------------------------
 
 
+def test_without_cgroup_v2_the_agent_says_so_and_goes_on(host: Host) -> None:
+    (host.stage.tree / "cgroup.controllers").unlink()
+    daemon = host.stage.daemon().ready()
+    until("it is said", lambda: "no cgroup v2 mount" in sensor(daemon, "cgroups")["why"])
+    assert daemon.client.get("/v1/health")["ok"] is False
+    assert '"cannot read"' in daemon.log
+    until("cards are read", lambda: sensor(daemon, "gpus")["up"])
+    names = [t["name"] for t in daemon.client.get("/v1/tenants")["items"]]
+    assert {"serve", "train"} <= set(names)
+    (host.stage.tree / "cgroup.controllers").write_text("cpu\n")
+    until("it is read once it is there", lambda: sensor(daemon, "cgroups")["up"])
+
+
 def test_the_cgroup_vanishes_while_it_is_held(host: Host) -> None:
     daemon = host.run()
     host.press()
@@ -307,7 +320,7 @@ def test_the_third_crash_within_ten_minutes_only_observes(host: Host) -> None:
 
 BUG = """
 import sys
-from gpuagent import daemon, process
+from gpuagent import core, process
 from gpuagent.decide.backpressure import Backpressure
 
 class Faulty(Backpressure):
@@ -317,7 +330,7 @@ class Faulty(Backpressure):
             raise ZeroDivisionError("a bug in a policy")
         return super().decide(memory, state)
 
-daemon.POLICIES = (Faulty,)
+core.POLICIES = (Faulty,)
 process.run(sys.argv[1])
 """
 

@@ -1,5 +1,6 @@
 """What it is all for: held back with a reason when it must be, and no trace left, whatever happens."""
 
+import json
 import signal
 
 import pytest
@@ -43,6 +44,8 @@ def test_held_back_with_its_reason_then_killed_and_put_back(host: Host) -> None:
     limit = next(k for k in again.client.get("/v1/plan")["knobs"] if k["knob"] == "gpu_power_limit")
     assert limit["original"] == 700
     assert again.stop() == 0
+    stopped = next(x for x in map(json.loads, again.log.splitlines()) if x["event"] == "stopped")
+    assert (stopped["put_back"], stopped["exit_code"]) == (1, 0)
     assert host.card.power_limit_watts == 700
     assert host.train.cgroup.read("cpu.weight") == "100"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuagent.record import decode
-from gpuagent.rescue import salvaged
+from gpuagent.salvage import salvaged
 from tests.stage import ApiError, Daemon, Stage, until
 from tests.whole.conftest import Host
 

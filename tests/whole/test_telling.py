@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tests.expose.certificates import make, needs_openssl
 from tests.stage.client import _Connection
 from tests.whole.conftest import Host
 
@@ -84,6 +85,22 @@ def test_a_latency_that_is_pushed_is_in_the_metrics(host: Host) -> None:
     )
     assert line.endswith(" 0.087")
     assert 'tenant="serve"' in line
+
+
+@needs_openssl
+def test_a_reload_says_what_the_network_listener_lacks(host: Host) -> None:
+    certificate, key = make(host.stage.folder)
+    text = host.stage.config.read_text()
+    pair = f'tls_certificate = "{certificate}"\ntls_key = "{key}"\n'
+    host.stage.config.write_text(
+        text.replace("[api]\n", f'[api]\nnetwork_listen = "127.0.0.1:0"\n{pair}')
+    )
+    host.stage.daemon().ready()
+    well = host.stage.command("reload")
+    assert (well.returncode, "network" in well.stdout) == (0, False), well.stdout
+    certificate.write_text("garbage")
+    said = " ".join(host.stage.command("reload").stdout.split())
+    assert "is in force; but the network listener: its certificate cannot be used" in said
 
 
 def test_run_gives_a_command_what_the_agent_says(host: Host) -> None:
