@@ -3,19 +3,26 @@
 import http.client
 import io
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from gpuagent.cli.demoview import conclusion, picture
 from gpuagent.cli.exits import Exit
+from gpuagent.lab.peaks import Peaks
 from gpuagent.lab.show import Beside, Summary
+from gpuagent.model.state import Event
+from gpuagent.sim import scenario
 from gpuagent.sim.scenario import Objective
 from tests.cli.stage import run
 from tests.expose import full
@@ -46,12 +53,49 @@ def test_for_scripts_it_ends_with_one_object() -> None:
         (("/nowhere/at-all.toml",), "cannot be read"),
         (("--for", "soon"), "soon"),
         (("--seed", "-1"), "-1"),
+        (("--socket", "/run/x.sock"), "--socket means nothing to demo"),
+        (("--config", "/etc/x.toml"), "--config means nothing to demo"),
     ],
 )
 def test_what_makes_no_sense_is_said(words: tuple[str, ...], sentence: str) -> None:
     result = run("demo", *words)
     assert result.exit_code == Exit.USAGE
     assert sentence in result.output
+
+
+def test_the_help_lists_the_scenarios() -> None:
+    told = run("demo", "--help").stdout
+    assert all(name in " ".join(told.split()) for name in scenario.names())
+
+
+def test_a_short_scenario_is_said_to_be_longer(tmp_path: Path) -> None:
+    short = tmp_path / "short.toml"
+    text = Path(scenario.path_of("quiet-night")).read_text()
+    short.write_text(text.replace("seconds = 900", "seconds = 300"))
+    result = run("demo", str(short), "--for", "1s", "--json")
+    assert "600 s are simulated, the least, although quiet-night has 300" in result.stderr
+    assert json.loads(result.stdout)["simulated_seconds"] == 600
+    assert "/agent.sock top" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_whoever_ends_it_gets_what_came_of_it_and_nothing_is_left(
+    number: int, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gpuagent", "demo", "--for", "1h"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    while "simulated 1 of" not in next(process.stdout):
+        pass
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "everything was put back" in told
+    assert os.listdir(tmp_path) == []
 
 
 @contextmanager
@@ -63,7 +107,10 @@ def running() -> Iterator[tuple[subprocess.Popen[str], str, int]]:
         text=True,
     )
     assert process.stdout is not None
-    head = "".join(next(process.stdout) for _ in range(4))
+    head = ""
+    while "/metrics" not in head:
+        head += next(process.stdout)
+    assert " -m gpuagent --socket " in head
     path = re.search(r"--unix-socket (\S+)", head)
     port = re.search(r"127\.0\.0\.1:(\d+)", head)
     assert path is not None
@@ -84,7 +131,17 @@ def test_it_answers_while_it_runs_and_says_that_it_is_simulated() -> None:
         connection.sock.connect(path)
         connection.request("GET", "/v1/node")
         assert json.loads(connection.getresponse().read())["simulated"] is True
+        connection.request("GET", "/v1/health")
+        health = json.loads(connection.getresponse().read())
+        assert [one["name"] for one in health["listeners"]] == ["unix", "admin", "loopback"]
+        body = json.dumps({"quantile": 0.99, "seconds": 0.9})
+        kind = {"Content-Type": "application/json"}
+        connection.request("PUT", "/v1/tenants/chat/latency", body, kind)
+        assert connection.getresponse().status == 202
         connection.close()
+        words = ("token", "issue", "--socket", path, "--scope", "read", "--expires", "1h")
+        issued = run(*words)
+        assert issued.exit_code == 0, issued.output
         metrics = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
         metrics.request("GET", "/metrics")
         text = metrics.getresponse().read().decode()
@@ -107,6 +164,23 @@ def test_the_picture_fits_and_shows_what_matters() -> None:
     assert "150 ms" in text
 
 
+def test_what_the_scenario_brings_is_not_pushed_out_by_many_events() -> None:
+    snapshot = full.full()
+    now = snapshot.state.now.mono
+    busy = msgspec.structs.replace(
+        snapshot, events=tuple(Event("x", now - 1.0, f"deed {i}") for i in range(9))
+    )
+
+    def lines(ago: float) -> str:
+        console = Console(width=80, record=True, file=io.StringIO())
+        happened = [(now - ago, "chat gets 65 requests a second")]
+        console.print(picture(busy, {}, elapsed=9.0, seconds=600.0, happened=happened))
+        return console.export_text()
+
+    assert "* chat gets 65 requests a second" in lines(30.0)
+    assert "* chat gets" not in lines(90.0)
+
+
 def test_what_was_not_put_back_is_listed() -> None:
     summary = Summary(
         scenario="x",
@@ -123,7 +197,30 @@ def test_what_was_not_put_back_is_listed() -> None:
         l1_missed_ratio_without=None,
         l1_missed_ratio_with=None,
         l3_throughput_kept=None,
+        peaks_with=None,
+        peaks_without=None,
         restored=False,
         left=("/a/cpu.max: 1 2",),
     )
     assert list(conclusion(summary))[-2:] == ["NOT PUT BACK:", "  /a/cpu.max: 1 2"]
+    whole = msgspec.structs.replace(summary, restored=True, left=(), lost_cards=(1,))
+    assert list(conclusion(whole))[-2:] == [
+        "card 1 fell off the bus: what was set on it is gone with it",
+        "everything that still exists was put back",
+    ]
+    peaks = Peaks(
+        celsius=82.6,
+        memory_bytes=48 * 2**30,
+        memory_end_bytes=0.0,
+        memory_full_seconds=224.0,
+        watts=500.0,
+        over_budget_watts=120.0,
+        over_budget_seconds=300.0,
+    )
+    calm = msgspec.structs.replace(peaks, celsius=80.1, memory_full_seconds=0.0)
+    told = "\n".join(
+        conclusion(msgspec.structs.replace(summary, peaks_without=peaks, peaks_with=calm))
+    )
+    assert "hottest card: 83 C without the agent, 80 C with it" in told
+    assert "48.0 GiB (full for 224 s) without the agent, 48.0 GiB with it" in told
+    assert "over the power budget: 300 s without the agent (by 120 W at most)" in told

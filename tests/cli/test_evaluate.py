@@ -131,7 +131,7 @@ def test_its_workers_die_with_it(tmp_path: Path) -> None:
 
 def _at_work(folder: Path) -> "subprocess.Popen[str]":
     """A long evaluation of which at least one run has begun."""
-    words = [sys.executable, "-m", "gpuagent", "evaluate", "--policy", "none", "--policy", "aimd"]
+    words = [sys.executable, "-m", "gpuagent", "evaluate", "--policy", "pi", "--policy", "aimd"]
     process = subprocess.Popen(
         [*words, "--seconds", "500000", "--seeds", "4", "--no-sweep"],
         stdout=subprocess.PIPE,
