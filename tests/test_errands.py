@@ -1,6 +1,7 @@
 """What each command does, and what its sender is told."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import MemberDescriptorType
@@ -9,6 +10,7 @@ import pytest
 
 from gpuagent.errands import Errands
 from gpuagent.errors import AgentError, ConfigError, Gone, Refused, Unavailable, Unsupported
+from gpuagent.keptfile import Disk
 from gpuagent.leases import Leases
 from gpuagent.model.inventory import on_cgroup
 from gpuagent.model.plan import (
@@ -143,6 +145,32 @@ async def test_a_pause_that_cannot_be_kept_is_in_force_and_says_so(desk: Desk) -
         await desk.do(Pause("uid 0"))
     assert desk.paused()
     desk.folder.mkdir()
+
+
+async def test_a_disk_that_hangs_delays_no_pause_and_is_said(desk: Desk) -> None:
+    answers = threading.Event()
+    desk.errands._disk = Disk(seconds=0.02)
+    desk.mark = HungMark(str(desk.folder), answers)
+    desk.errands._mark = desk.mark
+    for _ in range(2):
+        with pytest.raises(
+            Unavailable, match="paused, but a restart may not remember it: the disk"
+        ):
+            await desk.do(Pause("uid 0"))
+        assert desk.paused()
+    answers.set()
+
+
+class HungMark(PauseMark):
+    """One on a disk that does not answer yet."""
+
+    def __init__(self, folder: str, answers: threading.Event) -> None:
+        super().__init__(folder)
+        self._answers = answers
+
+    def set(self, by: str) -> None:
+        self._answers.wait(30)
+        super().set(by)
 
 
 async def test_an_unpause_that_cannot_be_kept_is_not_in_force(desk: Desk) -> None:

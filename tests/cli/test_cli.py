@@ -182,6 +182,21 @@ def test_explain_an_l1_tenant() -> None:
     assert 'Nothing is changed now: the configuration says mode = "observe".' in text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--config", "FILE", "config", "check"), ("demo", "FILE"), ("evaluate", "--policy", "FILE")],
+    ids=["configuration", "scenario", "policy"],
+)
+def test_a_file_that_is_nested_too_deeply_is_refused(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text('mode = "observe"\nx = ' + "[" * 5000)
+    done = run(*(str(file) if word == "FILE" else word for word in words))
+    assert done.exit_code == Exit.USAGE
+    assert f"{file}: not valid TOML: nested too deeply" in done.stdout + done.stderr
+
+
 def test_config_show_is_flat() -> None:
     with agent(snapshots.busy()) as path:
         done = run("--socket", path, "config", "show")

@@ -133,13 +133,13 @@ def _at_work(folder: Path) -> "subprocess.Popen[str]":
     """A long evaluation of which at least one run has begun."""
     words = [sys.executable, "-m", "gpuagent", "evaluate", "--policy", "pi", "--policy", "aimd"]
     process = subprocess.Popen(
-        [*words, "--seconds", "500000", "--seeds", "4", "--no-sweep"],
+        [*words, "--seconds", "500000", "--seeds", "1", "--workers", "3", "--no-sweep"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(folder)},
     )
-    while not (_children(process.pid) and list(folder.glob("*/run-*"))):
+    while not (_children(process.pid) and any(folder.glob("*/run-*"))):
         assert process.poll() is None
         time.sleep(0.02)
     return process

@@ -297,6 +297,8 @@ def test_listeners_and_tokens_in_trouble_are_told(told: dict[str, Told]) -> None
     ]
     seen = told["busy"]
     health = {**seen.health, "listeners": listeners, "tokens_why": "the file is damaged"}
+    unsaved = picture(replace(seen, health={**seen.health, "unsaved_why": "no room"}))
+    assert unsaved[2] == "Not saved: no room"
     drawn = picture(replace(seen, health=health))
     assert drawn[2:5] == [
         "Listener network: its certificate is bad",

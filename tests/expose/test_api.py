@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from gpuagent.errors import ConfigError, Gone, Refused, Unavailable, Unsupported
+from gpuagent.expose.access import Access
 from gpuagent.expose.api import GETS, to_json
 from gpuagent.expose.picture import number
 from gpuagent.model.plan import Pause, Posture, ReleaseGpus, Reload, ResumeGpus, Snapshot, Unpause
@@ -101,6 +102,18 @@ async def test_a_limited_card_is_not_counted_among_the_tenants() -> None:
 
 
 # -- health ------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_restart_would_not_remember_is_a_matter_of_health() -> None:
+    scene = Scene(snapshots.busy())
+    async with serving(scene) as (_, path):
+        well = (await ask(path, "/v1/health")).json
+        scene.access_now = Access(unsaved_why="/s/tokens.json cannot be written: no room")
+        worse = (await ask(path, "/v1/health")).json
+    assert (well["degraded"], well["unsaved_why"]) == (False, "")
+    assert worse["degraded"] is True
+    assert worse["ok"] == well["ok"]
+    assert worse["unsaved_why"] == "/s/tokens.json cannot be written: no room"
 
 
 def with_health(*found: Health) -> Snapshot:
