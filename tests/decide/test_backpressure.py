@@ -422,7 +422,7 @@ def test_seat_helper_matches_the_hosts_shape() -> None:
     assert [s.path for s in seat("/a/b/c").above] == ["/a/b", "/a"]
 
 
-def test_what_helps_a_little_against_heat_does_not_keep_the_card_from_being_the_last_resort() -> None:
+def test_what_helps_a_little_against_heat_keeps_no_card_from_its_turn() -> None:
     w = world(tenant("train"))
     w.uses("train", utilization=0.9)
     celsius, both, hot = 96.0, False, 0
