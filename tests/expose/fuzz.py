@@ -42,7 +42,7 @@ ALSO: Mapping[str, set[int]] = {
     "GET /v1/audit": {400},
     # What is printable: a scope may name a tenant.
     "POST /v1/tokens": {422},
-    # What a card takes.
+    # What a card takes, and what can be printed.
     "PUT /v1/overrides/{name}": {422},
     # Which quantiles are kept: the objective of a tenant is one.
     "PUT /v1/tenants/{name}/latency": {422},
@@ -133,6 +133,8 @@ def _put_in(case: Case[Any], name: str) -> None:
             part.update({field: name for field in ("tenant", "gpu") if part.get(field)})
             if "quantile" in part:  # nor does it guess one that is kept
                 part["quantile"] = QUANTILES[0]
+            if "ttl_seconds" in part:  # nor a reason that can be printed
+                part["why"] = "a test"
 
 
 def _operations(document: Any, who: Who) -> Iterator[tuple[Operation, GenerationMode, int]]:

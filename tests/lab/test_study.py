@@ -143,9 +143,8 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs() -> None:
         Study(UNJUDGED, files("aimd"), candidates=["aimd"], seeds=1)
     with pytest.raises(ConfigError, match="are too few"):
         Study(CO_LOCATION, files("aimd"), candidates=["aimd"], seeds=1, seconds=60.0)
-    wrong = parse(
-        'name = "x"\nabout = "."\ncontrol = "agent"\n[agent.backpressure]\ncut = 3\nspeed = 1',
-        source="",
+    wrong = msgspec.structs.replace(
+        files("aimd")[0], name="x", agent={"backpressure": {"cut": 3, "speed": 1}}
     )
     with pytest.raises(ConfigError) as caught:
         Study(CO_LOCATION, [wrong], candidates=["x"], seeds=1)
