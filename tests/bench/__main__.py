@@ -30,7 +30,7 @@ GROUPS: dict[str, Callable[[Pace], Iterable[Row]]] = {
 """What is measured, in this order. To add figures, add a row to a group or a group here."""
 
 ONLY_WHEN_ASKED = frozenset({"week"})
-"""Groups that take half an hour: `--only` names them."""
+"""Groups that take an hour: `--only` names them."""
 
 
 def _options() -> argparse.Namespace:
