@@ -2,9 +2,9 @@
 
 One `Held` is one lever on one tenant (or on a whole card, for heat) for one cause. A cause cuts one
 of them at a time, the candidate that comes first and is not at its floor yet; a lever that has been
-at its floor for its time box without ending the cause is let go, remembered as futile for that
-tenant and cause, and the next rung is tried. Where letting go has plainly made things worse, the lever was of use
-after all, and is used again. How far and how often, the control law says: `share` (AIMD) or `pi`, as
+at its floor for its time box without easing the cause is let go, remembered as futile for that
+tenant and cause, and the next rung is tried. Where letting go has plainly made things worse, the
+lever was of use after all, and is used again. How far and how often, the control law says: `share` (AIMD) or `pi`, as
 configured; all else is the same under both. A tenant that no longer contributes is let go as if the
 cause had ended. What a tenant gets in the end is the safest of what its levers ask for: `merge` sees
 to that. While the agent only observes nothing answers a lever, so the first step is all there is.

@@ -115,8 +115,10 @@ class Turn:
         """
         if self._law.control == "pi" and held.tenant != CARD:
             return False  # which moves all the time
+        if self._samples[held.cause_key].verdict is Verdict.HIGH:
+            return False
         grip = held.grip
-        since = max(held.over_at, grip.moved_at if not grip.calm else held.over_at)
+        since = held.over_at if grip.calm else max(held.over_at, grip.moved_at)
         return self._now - since >= max(self._law.probe_min, grip.pause)
 
     def _say_if_helpless(self, cause: Cause) -> None:
@@ -181,8 +183,12 @@ class Turn:
         elif self._state.acts and share.overdue(held.grip, self._now, self._law):
             box = f"{self._law.time_box:.0f} s at its floor did not ease this: {held.cause.why}"
             self._give_up(held, Blocked("ineffective", box))
-        elif held.kept_since is not None and self._now - held.kept_since >= self._trust(held):
+        elif self._to_be_tested(held):
             self._give_up(held, Blocked("ineffective", "let go to see whether it still helps"))
+
+    def _to_be_tested(self, held: Held) -> bool:
+        since = held.kept_since
+        return since is not None and not held.grip.calm and self._now - since >= self._trust(held)
 
     def _trust(self, held: Held) -> float:
         sample = self._samples.get(held.cause_key)
@@ -278,10 +284,9 @@ class Turn:
         if grip is held.grip:
             return False
         moved = self._gripped(held, grip)
+        # While the cause goes on it may be free for a second at any time, which is no news.
         if held.grip.calm and held.grip.share >= 1.0:
-            self._said.held(
-                moved
-            )  # later it may be free for a second at any time, which is no news
+            self._said.held(moved)
         return True
 
     def _most_important_first(self, these: Iterable[Held]) -> list[Held]:
