@@ -5,6 +5,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import structlog
 from click.testing import CliRunner, Result
 
 from gpuagent.cli.main import cli
@@ -39,4 +40,7 @@ def agent(snapshot: Snapshot | None, commands: Commands | None = None) -> Iterat
 
 def run(*words: str, columns: int = 80) -> Result:
     """The command line in this process, on a terminal of that width."""
-    return CliRunner().invoke(cli, words, env={"COLUMNS": str(columns), "NO_COLOR": "1"})
+    try:
+        return CliRunner().invoke(cli, words, env={"COLUMNS": str(columns), "NO_COLOR": "1"})
+    finally:
+        structlog.reset_defaults()  # what a command has set up is not for the tests after it
