@@ -12,10 +12,10 @@ from typing import Literal, Protocol, TypeVar
 import msgspec
 
 from gpuagent.clock import Clock
+from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Process, Subject
 from gpuagent.model.plan import Decision
 from gpuagent.model.state import Health, Instant, NodeState, Sensed
-from gpuagent.model.vocab import Knob
 
 Memory = TypeVar("Memory")
 

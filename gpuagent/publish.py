@@ -14,10 +14,10 @@ import structlog
 from gpuagent.host.notify import Notify
 from gpuagent.log import HealthChanges
 from gpuagent.model.audit import Action
+from gpuagent.model.declare import On
 from gpuagent.model.inventory import on_tenant
 from gpuagent.model.plan import Hold, Snapshot, plainly
 from gpuagent.model.state import EVENT_KINDS, Event, KnobKey, Outcome
-from gpuagent.model.vocab import On
 
 EVENTS_KEPT = 500
 KINDS_MOST = 64

@@ -8,10 +8,11 @@ import msgspec
 
 from gpuagent.decide.merge import merge
 from gpuagent.errors import Corrupt
+from gpuagent.model.declare import Knob, Signal
 from gpuagent.model.plan import Plan, Setting
 from gpuagent.model.state import Frame, Key, NodeState, Reading, Sensed, fold
 from gpuagent.model.text import wired
-from gpuagent.model.vocab import KNOB, SIGNAL, Knob, Signal
+from gpuagent.model.vocab import KNOB, SIGNAL
 from gpuagent.ports import Policy
 
 

@@ -8,8 +8,9 @@ from functools import partial
 from typing import TypeVar
 
 from gpuagent.errors import Gone, Refused, Unavailable
+from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Subject
-from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, Knob
+from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT
 from gpuagent.ports import Cgroups, Real
 
 T = TypeVar("T")

@@ -9,9 +9,10 @@ from gpuagent.act.audit import AuditLog
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import Target
 from gpuagent.clock import Clock
+from gpuagent.model.declare import BUDGET_RULE
 from gpuagent.model.plan import Setting
 from gpuagent.model.state import ACTION_RESULTS, ActionResult
-from gpuagent.model.vocab import BUDGET_RULE, KNOBS
+from gpuagent.model.vocab import KNOBS
 from gpuagent.ports import Actuator, Real
 
 

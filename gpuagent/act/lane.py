@@ -18,8 +18,8 @@ from gpuagent.act.record import Entry, Target
 from gpuagent.act.restore import believed, ends_with_its_target, return_original
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
 from gpuagent.model.audit import Action
+from gpuagent.model.declare import Knob
 from gpuagent.model.state import ActionResult, Outcome, Result
-from gpuagent.model.vocab import Knob
 from gpuagent.ports import Actuator, Real
 
 VERIFY_SECONDS = 0.5

@@ -32,8 +32,8 @@ from gpuagent.act.record import (
 from gpuagent.act.statedir import prepare
 from gpuagent.clock import patiently
 from gpuagent.errors import Corrupt, Refused
+from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Subject
-from gpuagent.model.vocab import Knob
 from gpuagent.ports import Real
 
 _COMPACT_ABOVE_BYTES = 64 * 1024

@@ -3,8 +3,9 @@
 import math
 
 from gpuagent.errors import Gone, Refused
+from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Subject
-from gpuagent.model.vocab import POWER_LIMIT, Knob
+from gpuagent.model.vocab import POWER_LIMIT
 from gpuagent.ports import Gpus, Real
 
 

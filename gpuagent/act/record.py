@@ -13,8 +13,8 @@ from types import MappingProxyType
 import msgspec
 
 from gpuagent.errors import Corrupt
+from gpuagent.model.declare import Knob, On
 from gpuagent.model.inventory import Subject
-from gpuagent.model.vocab import Knob, On
 from gpuagent.ports import Real
 
 VERSION = 1

@@ -17,8 +17,9 @@ from gpuagent.act.record import Entry, Target
 from gpuagent.clock import Clock
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
 from gpuagent.model.audit import Action
+from gpuagent.model.declare import Fate, Knob, On
 from gpuagent.model.state import ActionResult
-from gpuagent.model.vocab import KNOB, Fate, Knob, On
+from gpuagent.model.vocab import KNOB
 from gpuagent.ports import Actuator, Real
 
 CALL_SECONDS = 5.0

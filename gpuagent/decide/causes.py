@@ -6,6 +6,7 @@ import msgspec
 
 from gpuagent.config import Backpressure
 from gpuagent.decide.sustained import Sustained, Verdict
+from gpuagent.model.declare import Signal
 from gpuagent.model.inventory import NODE, Gpu, Level, Subject, Tenant, on_gpu, on_tenant
 from gpuagent.model.plan import Cause
 from gpuagent.model.state import NodeState
@@ -17,7 +18,6 @@ from gpuagent.model.vocab import (
     NODE_CPU_BUSY_RATIO,
     NODE_CPU_PRESSURE_RATIO,
     TENANT_LATENCY_SECONDS,
-    Signal,
 )
 
 GROWTH_SECONDS = 10.0

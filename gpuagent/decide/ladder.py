@@ -6,9 +6,10 @@ import msgspec
 
 from gpuagent.config import Backpressure
 from gpuagent.decide.origins import Origins
+from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Level, Seat, Tenant, on_cgroup
 from gpuagent.model.plan import Blocked, Cause, Setting
-from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, Knob
+from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT
 
 RUNGS: dict[str, tuple[Knob, ...]] = {
     "cpu": (CPU_WEIGHT, CPU_MAX),

@@ -12,11 +12,12 @@ from gpuagent.decide.ladder import RUNGS, Pull, may_be_held, protected_from, unf
 from gpuagent.decide.origins import Origins, Place, measure
 from gpuagent.decide.share import Grip
 from gpuagent.decide.victims import candidates, near
+from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import NODE, Tenant
 from gpuagent.model.lease import overridden
 from gpuagent.model.plan import Blocked, Cause, Setting
 from gpuagent.model.state import NodeState
-from gpuagent.model.vocab import KNOB, NODE_CPU_BUSY_RATIO, POWER_LIMIT, Knob
+from gpuagent.model.vocab import KNOB, NODE_CPU_BUSY_RATIO, POWER_LIMIT
 
 _STILL_BUSY = 0.8
 """CPUs that were contended still are at this part of the mark: a weight in use is not for a second."""

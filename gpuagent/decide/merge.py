@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gpuagent.errors import AgentError
+from gpuagent.model.declare import BUDGET_RULE, On
 from gpuagent.model.inventory import Level
 from gpuagent.model.lease import overridden
 from gpuagent.model.plan import Plan, Setting
 from gpuagent.model.state import KnobKey, NodeState
-from gpuagent.model.vocab import BUDGET_RULE, POWER_LIMIT, On
+from gpuagent.model.vocab import POWER_LIMIT
 
 
 class Violation(AgentError):

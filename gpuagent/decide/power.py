@@ -13,10 +13,11 @@ from gpuagent.config import Config
 from gpuagent.decide.allocate import Claim, allocate
 from gpuagent.decide.card import legal_range, operators_limit
 from gpuagent.decide.causes import label
+from gpuagent.model.declare import BUDGET_RULE
 from gpuagent.model.inventory import NODE, Gpu, Level, on_gpu
 from gpuagent.model.plan import Cause, Decision, Setting
 from gpuagent.model.state import Event, NodeState
-from gpuagent.model.vocab import BUDGET_RULE, GPU_POWER_WATTS, POWER_LIMIT
+from gpuagent.model.vocab import GPU_POWER_WATTS, POWER_LIMIT
 
 _SATURATED = 0.95
 """A card that draws this share of its limit may well want more than it shows."""

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from gpuagent.model import vocab
+from gpuagent.model.declare import Signal
 from gpuagent.model.inventory import Gpu, Subject, on_gpu, on_mig
 from gpuagent.model.plan import Snapshot
 from gpuagent.model.state import NodeState
 from gpuagent.model.text import wire
-from gpuagent.model.vocab import Signal
 
 _PER_MIB = 1 / 1024**2
 _PROFILE = re.compile(r"\d+g\.\d+gb\S*")

@@ -14,10 +14,11 @@ from gpuagent.expose.picture import (
     tight,
 )
 from gpuagent.expose.views import CauseView, ExplanationView, KnobView, PlanView
+from gpuagent.model.declare import Knob, On
 from gpuagent.model.inventory import Level, Subject, Tenant, on_cgroup, on_gpu
 from gpuagent.model.plan import Cause, Setting, Snapshot
 from gpuagent.model.state import KnobKey, NodeState, Outcome
-from gpuagent.model.vocab import KNOBS, SIGNAL, Knob, On
+from gpuagent.model.vocab import KNOBS, SIGNAL
 
 LEVEL_MEANS: Mapping[Level, str] = {
     Level.L1: "latency-critical: its own knobs are never turned",

@@ -1,8 +1,8 @@
 """Labels of /metrics: how a card, a slice, a tenant and a control group are named there."""
 
+from gpuagent.model.declare import On, Signal
 from gpuagent.model.inventory import Inventory, Subject
 from gpuagent.model.text import wire
-from gpuagent.model.vocab import On, Signal
 
 Labels = dict[str, str]
 

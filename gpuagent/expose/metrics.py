@@ -26,11 +26,12 @@ from gpuagent.expose import dcgm
 from gpuagent.expose.access import Access
 from gpuagent.expose.labels import Labels, Names
 from gpuagent.expose.picture import share_left, tight
+from gpuagent.model.declare import On
 from gpuagent.model.inventory import on_tenant
 from gpuagent.model.plan import Posture, Snapshot
 from gpuagent.model.state import ACTION_RESULTS
 from gpuagent.model.text import quantile_text, wire
-from gpuagent.model.vocab import KNOBS, SIGNALS, On
+from gpuagent.model.vocab import KNOBS, SIGNALS
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _PREFIX = "gpuagent_"

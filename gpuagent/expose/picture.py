@@ -24,6 +24,7 @@ from gpuagent.expose.views import (
 )
 from gpuagent.model import vocab
 from gpuagent.model.audit import Action
+from gpuagent.model.declare import On, Signal
 from gpuagent.model.inventory import (
     NODE,
     Gpu,
@@ -36,7 +37,6 @@ from gpuagent.model.inventory import (
 from gpuagent.model.plan import Hold, Posture, Snapshot
 from gpuagent.model.state import Event, Health, Reading
 from gpuagent.model.text import quantile_text, wire
-from gpuagent.model.vocab import On, Signal
 
 OPTIONAL_SENSORS = frozenset({"process_events", "kernel_log"})
 _DECIMALS = 6

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from gpuagent.model.vocab import On
+from gpuagent.model.declare import On
 
 
 class Subject(msgspec.Struct, frozen=True, order=True, cache_hash=True):

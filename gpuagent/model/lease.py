@@ -8,8 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from gpuagent.model.declare import On
 from gpuagent.model.inventory import Gpu, Inventory, Level, Subject, Tenant
-from gpuagent.model.vocab import On
 
 MOST_LEASES = 64
 USED_CORES = "used_before_cores"

@@ -6,11 +6,11 @@ from typing import Literal
 import msgspec
 
 from gpuagent.model.audit import Action
+from gpuagent.model.declare import BUDGET_RULE, Knob
 from gpuagent.model.inventory import Subject
 from gpuagent.model.lease import Override
 from gpuagent.model.state import RESULTS, Event, KnobKey, NodeState, Outcome, Result
 from gpuagent.model.token import Token
-from gpuagent.model.vocab import BUDGET_RULE, Knob
 
 Mode = Literal["observe", "enforce"]
 

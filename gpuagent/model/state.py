@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from gpuagent.model.declare import Knob, Signal
 from gpuagent.model.inventory import Gpu, GpuProcess, Inventory, Subject, Tenant
 from gpuagent.model.lease import Lease
-from gpuagent.model.vocab import Knob, Signal
 
 
 class Instant(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from gpuagent.config import Nvml
 from gpuagent.errors import Gone, Refused, Unavailable
+from gpuagent.model.declare import Signal
 from gpuagent.model.inventory import Gpu, GpuProcess, on_gpu
 from gpuagent.model.state import Event, Key, Reading, Sensed
 from gpuagent.model.vocab import (
@@ -19,7 +20,6 @@ from gpuagent.model.vocab import (
     GPU_TEMPERATURE_CELSIUS,
     GPU_THROTTLED,
     GPU_UTILIZATION_RATIO,
-    Signal,
 )
 from gpuagent.ports import Wake
 from gpuagent.sim.card import Card

@@ -15,10 +15,11 @@ from gpuagent.act.journal import Journal
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.reconcile import Reconciler
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
+from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Subject, on_cgroup, on_gpu
 from gpuagent.model.plan import Plan, Posture, Setting
 from gpuagent.model.state import Instant, KnobKey, Outcome
-from gpuagent.model.vocab import CPU_MAX, POWER_LIMIT, Knob
+from gpuagent.model.vocab import CPU_MAX, POWER_LIMIT
 from gpuagent.ports import Actuator, Real
 
 ACTS = Posture("enforce")

@@ -6,8 +6,9 @@ import pytest
 
 from gpuagent.act.restore import Occasion, put_back
 from gpuagent.errors import Unavailable
+from gpuagent.model.declare import BUDGET_RULE
 from gpuagent.model.plan import Posture
-from gpuagent.model.vocab import BUDGET_RULE, CPU_MAX, POWER_LIMIT
+from gpuagent.model.vocab import CPU_MAX, POWER_LIMIT
 from tests.act.host import (
     ACTS,
     DEMOTED,

@@ -27,9 +27,10 @@ from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import Book, decode_line, target_of
 from gpuagent.act.restore import Occasion, put_back
 from gpuagent.errors import Corrupt, Refused, Unavailable
+from gpuagent.model.declare import BUDGET_RULE, Knob
 from gpuagent.model.inventory import Subject
 from gpuagent.model.plan import Posture, Setting
-from gpuagent.model.vocab import BUDGET_RULE, CPU_MAX, POWER_LIMIT, Knob
+from gpuagent.model.vocab import CPU_MAX, POWER_LIMIT
 from gpuagent.ports import Real
 from tests.act.host import (
     ACTS,

@@ -12,10 +12,11 @@ import pytest
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.restore import Occasion, put_back
 from gpuagent.errors import Refused, Unavailable, Unsupported
+from gpuagent.model.declare import BUDGET_RULE
 from gpuagent.model.inventory import Subject, on_cgroup
 from gpuagent.model.plan import Blocked
 from gpuagent.model.state import ACTION_RESULTS
-from gpuagent.model.vocab import BUDGET_RULE, CPU_MAX, CPU_WEIGHT, KNOBS, POWER_LIMIT
+from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, KNOBS, POWER_LIMIT
 from tests.act.host import (
     ACTS,
     OBSERVES,

@@ -13,8 +13,9 @@ from gpuagent.act.restore import Item, Occasion, failed, put_back
 from gpuagent.config import Config, Power
 from gpuagent.decide.power import PowerBudget
 from gpuagent.errors import Refused, Unavailable
+from gpuagent.model.declare import BUDGET_RULE
 from gpuagent.model.inventory import on_cgroup
-from gpuagent.model.vocab import BUDGET_RULE, CPU_MAX, CPU_WEIGHT, POWER_LIMIT
+from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, POWER_LIMIT
 from gpuagent.ports import Actuator, Real
 from tests.act.host import Agent, Clock, Dial, Inline, Tree, card, cpu_dial, seat, wish
 from tests.decide.world import World, gpu, tenant

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpuagent.model.declare import Signal
 from gpuagent.model.inventory import (
     NODE,
     Gpu,
@@ -33,7 +34,6 @@ from gpuagent.model.vocab import (
     TENANT_GPU_MEMORY_BYTES,
     TENANT_GPU_UTILIZATION_RATIO,
     TENANT_LATENCY_SECONDS,
-    Signal,
 )
 from gpuagent.ports import Policy
 

@@ -8,7 +8,8 @@ import msgspec
 from gpuagent.expose import dcgm, metrics
 from gpuagent.expose.access import Access
 from gpuagent.expose.views import ListenerView
-from gpuagent.model import vocab
+from gpuagent.model import declare, vocab
+from gpuagent.model.declare import On
 from gpuagent.model.inventory import (
     NODE,
     Gpu,
@@ -25,7 +26,7 @@ from gpuagent.model.inventory import (
 )
 from gpuagent.model.plan import Blocked, Cause, Hold, LoopStats, Plan, Setting, Snapshot
 from gpuagent.model.state import RESULTS, Health, Instant, NodeState, Outcome, Reading
-from gpuagent.model.vocab import KNOBS, SIGNALS, On
+from gpuagent.model.vocab import KNOBS, SIGNALS
 from tests.expose import snapshots
 from tests.expose.snapshots import GPU0, GPU1, MIG1, MONO, TRAIN_SEAT
 
@@ -184,7 +185,7 @@ def _dims(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     return tuple((v,) for v in DIMS[names[0]]) if names else ((),)
 
 
-def _target(knob: vocab.Knob) -> Subject:
+def _target(knob: declare.Knob) -> Subject:
     return TRAIN_SEAT if knob.on is On.CGROUP else on_gpu(GPU0)
 
 
@@ -201,7 +202,7 @@ def _plan() -> Plan:
     return Plan((*wished, hindered))
 
 
-def _outcomes() -> Iterator[tuple[tuple[vocab.Knob, Subject], Outcome]]:
+def _outcomes() -> Iterator[tuple[tuple[declare.Knob, Subject], Outcome]]:
     for knob in KNOBS:
         yield (
             (knob, _target(knob)),

@@ -6,6 +6,7 @@ import msgspec
 
 from gpuagent.model import vocab
 from gpuagent.model.audit import Action
+from gpuagent.model.declare import On, Signal
 from gpuagent.model.inventory import (
     NODE,
     Gpu,
@@ -36,7 +37,6 @@ from gpuagent.model.plan import (
     Snapshot,
 )
 from gpuagent.model.state import Event, Health, Instant, NodeState, Outcome, Reading, Result
-from gpuagent.model.vocab import On, Signal
 
 MONO = 5000.0
 WALL = 1_800_000_000.0

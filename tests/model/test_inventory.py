@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuagent.model.declare import On
 from gpuagent.model.inventory import (
     NODE,
     Gpu,
@@ -16,7 +17,6 @@ from gpuagent.model.inventory import (
     on_tenant,
     on_tenant_gpu,
 )
-from gpuagent.model.vocab import On
 
 words = st.text(max_size=5)
 subjects = st.one_of(

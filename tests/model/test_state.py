@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuagent.model.declare import Signal
 from gpuagent.model.inventory import (
     NODE,
     Gpu,
@@ -42,7 +43,6 @@ from gpuagent.model.vocab import (
     NODE_CPU_PRESSURE_RATIO,
     TENANT_CPU_CORES,
     TENANT_GPU_MEMORY_BYTES,
-    Signal,
 )
 
 CARD = on_gpu("GPU-1")

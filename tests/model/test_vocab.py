@@ -11,17 +11,8 @@ from gpuagent.clock import SystemClock
 from gpuagent.host.nvml import NvmlGpus
 from gpuagent.host.nvml_fields import READS
 from gpuagent.model import vocab
-from gpuagent.model.vocab import (
-    BUDGET_RULE,
-    KNOB,
-    KNOBS,
-    SIGNAL,
-    SIGNALS,
-    Fate,
-    Knob,
-    On,
-    Signal,
-)
+from gpuagent.model.declare import BUDGET_RULE, Fate, Knob, On, Signal
+from gpuagent.model.vocab import KNOB, KNOBS, SIGNAL, SIGNALS
 from gpuagent.sense.cgroups import CgroupUse
 from gpuagent.sense.node import Host
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuagent.errors import Unavailable
+from gpuagent.model.declare import Signal
 from gpuagent.model.inventory import Inventory, Level, Seat, Tenant, on_cgroup
 from gpuagent.model.state import NodeState, Reading
 from gpuagent.model.vocab import (
@@ -17,7 +18,6 @@ from gpuagent.model.vocab import (
     TENANT_CPU_PRESSURE_RATIO,
     TENANT_CPU_THROTTLED_RATIO,
     TENANT_HOST_MEMORY_BYTES,
-    Signal,
 )
 from gpuagent.ports import Sensor
 from gpuagent.sense.cgroups import CgroupUse, parse_flat, parse_max, parse_pressure, parse_weight
