@@ -31,6 +31,31 @@ Pattern = Annotated[str, Meta(max_length=1024)]
 Sla = Annotated[Level, Meta(extra={"quantity": "sla"})]
 """Written "L1", "L2" or "L3"."""
 Kind = Literal["", "training", "inference", "interactive", "idle"]
+Family = Literal[
+    "notice",
+    "cpu_weight",
+    "io_weight",
+    "cpu_max",
+    "mps",
+    "freeze",
+    "suspend",
+    "terminate",
+    "host_memory",
+    "power_limit",
+    "clock_limit",
+    "card_mode",
+]
+"""A family of knobs: a rung of the ladder, or a kind of card setting."""
+Lever = Literal[
+    "notice", "cpu_weight", "io_weight", "cpu_max", "mps", "freeze", "suspend", "terminate"
+]
+"""A family that acts on one tenant."""
+Hours = Annotated[str, Meta(max_length=64, extra={"quantity": "hours"})]
+"""A span of local time: "23:00-06:00", "sat,sun 00:00-24:00", "mon-fri 18:00-08:00"."""
+Signal = Literal["", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM", "SIGWINCH"]
+Word = Annotated[str, Meta(max_length=4095)]
+GpuName = Annotated[str, Meta(max_length=128, min_length=1)]
+"""UUID of a card, or a shell-style pattern of UUIDs: "*" for all."""
 
 
 class Paths(msgspec.Struct, frozen=True):
@@ -46,6 +71,9 @@ class Paths(msgspec.Struct, frozen=True):
     """Kernel log in which to look for XIDs that NVML never reports."""
     nvml_library: Annotated[str, Meta(max_length=4095)] = ""
     """libnvidia-ml.so.1 to load; empty for the one the dynamic linker finds."""
+
+    nvidia_smi: Annotated[str, Meta(max_length=4095)] = "nvidia-smi"
+    """For what only nvidia-smi can set, the time slice: a path, or a name to look for in PATH."""
 
 
 class Api(msgspec.Struct, frozen=True):
@@ -87,6 +115,13 @@ class Nvml(msgspec.Struct, frozen=True):
     """A driver call past this counts as hung: the child is killed, the card is blind."""
     retry_max: Annotated[Seconds, Meta(ge=1, le=3600)] = 60.0
     """Longest pause between attempts to reach a driver or card that does not answer."""
+
+
+class Enforce(msgspec.Struct, frozen=True):
+    """What may be changed at all in mode enforce, so that an operator can begin with one family."""
+
+    families: tuple[Family, ...] | None = None
+    """Of all others it is only said what would be done, overrides included; leave out for all."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -149,6 +184,8 @@ class Backpressure(msgspec.Struct, frozen=True):
     """A lever at its floor that has not eased the cause for this long is let go."""
     ineffective_for: Annotated[Seconds, Meta(ge=1)] = 600.0
     """It is then not used again for that tenant and cause for this long."""
+    io_pressure_high: Ratio = 0.40
+    """Share of time in which tasks wait for disks (PSI some) from which io.weight can help."""
     min_cores: Cores = 0.1
     """cpu.max is never set below this many cores."""
     cpu_period: Annotated[Seconds, Meta(ge=0.001, le=1)] = 0.02
@@ -179,6 +216,145 @@ class Power(msgspec.Struct, frozen=True):
         if self.panel is not None and self.budget_fraction is not None:
             return self.panel * self.budget_fraction
         return None
+
+
+class Efficiency(msgspec.Struct, frozen=True):
+    """Less energy for the same work, on cards with nothing but L2 and L3 training."""
+
+    enabled: bool = False
+    """Whether such a card's power limit is moved to where its work costs the least energy."""
+    slowdown: Annotated[Ratio, Meta(gt=0, lt=1)] = 0.05
+    """How much slower its work may become at most."""
+    settle: Annotated[Seconds, Meta(ge=5)] = 60.0
+    """How long each limit is measured before it is judged."""
+
+
+class Freeze(msgspec.Struct, frozen=True):
+    """Freezing in pulses (levers "freeze"): no memory comes free, and collectives may time out."""
+
+    pulse: Annotated[Seconds, Meta(ge=0.01, le=2)] = 0.5
+    """Longest time for which a tenant is frozen at a stretch."""
+
+
+class Suspend(msgspec.Struct, frozen=True):
+    """Suspending (lever "suspend"): connections of the tenant to others may break."""
+
+    command: Annotated[str, Meta(max_length=4095)] = "cuda-checkpoint"
+    """NVIDIA's cuda-checkpoint: a path, or a name to look for in PATH."""
+    lock_timeout: Annotated[Seconds, Meta(ge=1, le=300)] = 10.0
+    """How long a process may take to come to rest before it is left alone."""
+    deadline: Annotated[Seconds, Meta(ge=1, le=3600)] = 60.0
+    """How long one suspension or resumption may take in all."""
+
+
+class Terminate(msgspec.Struct, frozen=True):
+    """Ending processes (lever "terminate"): what they have not saved is lost."""
+
+    grace: Annotated[Seconds, Meta(ge=0, le=3600)] = 30.0
+    """Between SIGTERM and SIGKILL."""
+
+
+class MpsGroup(msgspec.Struct, frozen=True):
+    """A CUDA MPS control daemon: one that runs already, or one of the agent's own."""
+
+    name: Name
+    """Its name in API, metrics and logs."""
+    pipe_directory: AbsolutePath = "/tmp/nvidia-mps"  # noqa: S108 - the daemon's own default
+    """CUDA_MPS_PIPE_DIRECTORY of the daemon and its clients."""
+    gpus: tuple[GpuName, ...] = ()
+    """Its cards, by UUID: needed where the agent starts it. A client connects to one daemon only."""
+    own: bool = False
+    """Whether the agent starts it, in a unit of its own, and stops it when it is not needed."""
+    default_threads: Annotated[Ratio, Meta(gt=0)] | None = None
+    """Ceiling on each client's multiprocessors; only where all its tenants are L2 or L3."""
+
+
+class Mps(msgspec.Struct, frozen=True):
+    """CUDA MPS: what limits a tenant's multiprocessors, from its next launch on."""
+
+    control: Annotated[str, Meta(max_length=4095)] = "nvidia-cuda-mps-control"
+    """The control program: a path, or a name to look for in PATH."""
+    groups: tuple[MpsGroup, ...] = ()
+    """The daemons to know. Each begins with its own [[mps.groups]] line."""
+
+
+class Card(msgspec.Struct, frozen=True):
+    """Settings of a card that are kept as declared, and put back when the agent ends."""
+
+    gpu: GpuName
+    """UUID, or a pattern of UUIDs; the first [[cards]] that fits counts."""
+    compute_mode: Literal["", "default", "exclusive_process", "prohibited"] = ""
+    """Who may have a context; empty to leave it."""
+    persistence_mode: bool | None = None
+    """Whether the driver keeps the card initialised; leave out to leave it."""
+    time_slice: Literal["", "default", "short", "medium", "long"] = ""
+    """How long a process has the card, by nvidia-smi compute-policy; empty to leave it."""
+    clock_unlocked: bool = False
+    """Whether its clocks are known to be unlocked, so that they may be: no call reads a lock back."""
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Who may start tenants of which level with `gpuagent run`; root and api.group may any."""
+
+    user: Annotated[str, Meta(max_length=64)] = ""
+    """User name; empty for any that is in the group."""
+    group: Annotated[str, Meta(max_length=64)] = ""
+    """Group name; empty for any."""
+    sla: tuple[Sla, ...] = (Level.L3,)
+    """Levels that they may start."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """`gpuagent run`."""
+
+    slice: Annotated[str, Meta(max_length=128, pattern=r"^[a-z][a-z0-9-]*\.slice$")] = (
+        "gpuagent-tenants.slice"
+    )
+    """Slice in which its scopes are."""
+    allow: tuple[Launch, ...] = ()
+    """Others who may. Each begins with its own [[run.allow]] line."""
+
+
+class LevelRule(msgspec.Struct, frozen=True):
+    """What holds for every tenant of one level that does not say otherwise."""
+
+    hours: tuple[Hours, ...] = ()
+    """Local times in which it may use all it gets, such as "23:00-06:00"; () for always."""
+    off_hours_share: Ratio | None = None
+    """The most it may have at other times; leave out for its floor."""
+    memory_reserved: Annotated[Bytes, Meta(gt=0)] | None = None
+    """Device memory on each card with such a tenant that lower levels must leave to them."""
+
+
+class Levels(msgspec.Struct, frozen=True):
+    """By service level."""
+
+    L1: LevelRule = LevelRule()
+    """Latency-critical."""
+    L2: LevelRule = LevelRule()
+    """Batch."""
+    L3: LevelRule = LevelRule()
+    """Best effort."""
+
+    def of(self, level: Level) -> LevelRule:
+        return {Level.L1: self.L1, Level.L2: self.L2, Level.L3: self.L3}[level]
+
+
+class LatencySource(msgspec.Struct, frozen=True):
+    """Where a tenant's latency is read from: a Prometheus endpoint of its own."""
+
+    url: Annotated[str, Meta(max_length=2048, extra={"quantity": "url"})]
+    """Address of its metrics: http://127.0.0.1:8000/metrics."""
+    metric: Annotated[str, Meta(max_length=256, pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")]
+    """A histogram or a summary: vllm:e2e_request_latency_seconds."""
+    labels: tuple[Annotated[str, Meta(max_length=512)], ...] = ()
+    """Only series with these labels, each as name=value: "model_name=llama"."""
+    unit: Literal["seconds", "milliseconds", "microseconds"] = "seconds"
+    """What the metric counts in."""
+    window: Annotated[Seconds, Meta(ge=2, le=600)] = 30.0
+    """Over how long a histogram's requests are counted."""
+    interval: Annotated[Seconds, Meta(ge=0.5, le=60)] = 2.0
+    """Between two scrapes; each may take as long."""
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -221,6 +397,32 @@ class TenantRule(msgspec.Struct, frozen=True):
     """Objective for the latency it reports itself; it is protected for L1, else only shown."""
     latency_quantile: Annotated[Ratio, Meta(gt=0, lt=1)] = 0.99
     """Quantile of that latency: 0.99 for p99."""
+    latency_from: LatencySource | None = None
+    """Where to read it, if the tenant does not report it itself."""
+    observe: bool = False
+    """Whether it is only said what would be done to this tenant."""
+    levers: tuple[Lever, ...] = ("notice", "cpu_weight", "io_weight", "cpu_max", "mps")
+    """What may be used to hold it back; freeze, suspend and terminate only if named here."""
+    notice_signal: Signal = ""
+    """Sent to each of its processes that catches it when it begins to be held back."""
+    notice_command: tuple[Word, ...] = ()
+    """Run as the tenant's user then, for ten seconds at most: ["/opt/job/checkpoint", "--now"]."""
+    hours: tuple[Hours, ...] | None = None
+    """Local times in which it may use all it gets; leave out for those of its level."""
+    off_hours_share: Ratio | None = None
+    """The most it may have at other times; leave out for its floor."""
+    memory_reserved: Annotated[Bytes, Meta(gt=0)] | None = None
+    """Device memory on each of its cards that lower levels must leave to it."""
+    compute_share: Annotated[Ratio, Meta(gt=0)] | None = None
+    """Part of a card's multiprocessors its next MPS client may use at most."""
+    mps_contexts: Annotated[int, Meta(ge=1, le=60)] | None = None
+    """MPS client contexts it may have on one card: reported."""
+    power_cap: Annotated[Watts, Meta(gt=0)] | None = None
+    """Power limit of each card that it has to itself."""
+    host_memory_high: Annotated[Bytes, Meta(gt=0)] | None = None
+    """memory.high of its control groups: above it the tenant is slowed."""
+    host_memory_max: Annotated[Bytes, Meta(gt=0)] | None = None
+    """memory.max of its control groups: beyond it the kernel ends a process of the tenant."""
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -234,7 +436,16 @@ class Config(msgspec.Struct, frozen=True):
     api: Api = Api()
     log: Log = Log()
     nvml: Nvml = Nvml()
+    enforce: Enforce = Enforce()
     found: Found = Found()
+    levels: Levels = Levels()
     backpressure: Backpressure = Backpressure()
     power: Power = Power()
+    efficiency: Efficiency = Efficiency()
+    freeze: Freeze = Freeze()
+    suspend: Suspend = Suspend()
+    terminate: Terminate = Terminate()
+    mps: Mps = Mps()
+    cards: tuple[Card, ...] = ()
+    run: Run = Run()
     tenants: tuple[TenantRule, ...] = ()

@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import inspect
 
 from gpuagent.config import Config
+from gpuagent.model.hours import parse as parse_hours
 from gpuagent.quantities import QUANTITIES, QuantityError, shown, split_address
 from gpuagent.tomllines import Path
 
@@ -79,9 +81,9 @@ def _sections(kind: inspect.StructType, header: str) -> Iterator[tuple[str, froz
         if isinstance(inner, inspect.StructType):
             yield from _sections(inner, f"[{name}]")
         elif isinstance(inner, inspect.VarTupleType):
-            element = inner.item_type
-            assert isinstance(element, inspect.StructType)
-            yield from _sections(element, f"[[{name}]]")
+            element, _ = unwrapped(inner.item_type)
+            if isinstance(element, inspect.StructType):
+                yield from _sections(element, f"[[{name}]]")
 
 
 _SECTIONS = tuple(_sections(SCHEMA, ""))
@@ -121,9 +123,12 @@ class Reader:
 
     def _elements(self, kind: inspect.VarTupleType, value: object, path: Path) -> object | None:
         if not isinstance(value, list):
-            name = spelled(path)
-            self._problem(path, f"{shown(value)} is not a list; write [[{name}]] for each of them")
+            header = _HEADERS.get(".".join(p for p in path if isinstance(p, str)))
+            remedy = f"write {header} for each of them" if header else "write it in [ ]"
+            self._problem(path, f"{shown(value)} is not a list; {remedy}")
             return None
+        if not isinstance(unwrapped(kind.item_type)[0], inspect.StructType):
+            self.values[path] = tuple(value)
         read = [self._value(kind.item_type, one, (*path, i)) for i, one in enumerate(value)]
         return tuple(one for one in read if one is not None)
 
@@ -221,9 +226,43 @@ def _text(kind: inspect.StrType, quantity: str, value: object) -> str:
     if kind.pattern is not None and not re.search(kind.pattern, value):
         meaning = _PATTERN_MEANING.get(quantity, f"of the form {kind.pattern}")
         raise QuantityError(f"{shown(value)} is not {meaning}")
-    if quantity in {"address", "network"} and value:
-        split_address(value, anywhere=quantity == "network")
+    if quantity in _FORMS:
+        _FORMS[quantity](value)
     return value
+
+
+def _hours(text: str) -> None:
+    try:
+        parse_hours(text)
+    except ValueError as error:
+        raise QuantityError(f"{shown(text)} is {error}") from None
+
+
+def _address(text: str) -> None:
+    if text:
+        split_address(text)
+
+
+def _network(text: str) -> None:
+    if text:
+        split_address(text, anywhere=True)
+
+
+def _url(text: str) -> None:
+    """For what a tenant's own service publishes: plain HTTP to an address that can be dialled."""
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or " " in text:
+        raise QuantityError(
+            f"{shown(text)} is not an address of metrics; write http://127.0.0.1:8000/metrics"
+        )
+
+
+_FORMS = {"address": _address, "network": _network, "hours": _hours, "url": _url}
+"""What a text of some quantities has to be. Each raises QuantityError."""
 
 
 def _choice(choices: Mapping[str, object], value: object) -> object:

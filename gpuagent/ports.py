@@ -150,6 +150,155 @@ class Cgroups(Protocol):
         """UID of the owner of a control file: not 0 in a delegated cgroup. Raises as `read`."""
 
 
+class CardSettings(Protocol):
+    """What a card is set to beside its power limit. Subjects are UUIDs."""
+
+    async def set_clock_limit(self, uuid: str, hertz: float | None) -> None:
+        """Lock the card's clocks below this, rounded to what it supports; None to unlock them.
+
+        No call reads a lock back. Raises Gone, Unsupported, Refused, Unavailable, as all of these.
+        """
+
+    async def compute_mode(self, uuid: str) -> int:
+        """NVML's number: 0 default, 2 prohibited, 3 exclusive process."""
+
+    async def set_compute_mode(self, uuid: str, mode: int) -> None: ...
+
+    async def persistence_mode(self, uuid: str) -> bool: ...
+
+    async def set_persistence_mode(self, uuid: str, on: bool) -> None: ...
+
+
+class Units(Protocol):
+    """systemd, asked over D-Bus. Properties are set at runtime only: nothing outlives a reboot."""
+
+    def manages(self, cgroup: str) -> str:
+        """Unit through which the files of this cgroup are to be set; empty for none.
+
+        A service, slice, or scope of our own making: systemd writes their files anew whenever it
+        likes. Not a container's scope: to realise that would re-apply its device filter. Empty, too,
+        where there is no systemd.
+        """
+
+    async def write(self, unit: str, file: str, text: str) -> None:
+        """Have systemd write `text` to a control file (`cpu.max`, `cpu.weight`, ...) of a unit.
+
+        Raises Gone, Unsupported (no property for that file), Refused, Unavailable.
+        """
+
+    async def give_back(self, unit: str, file: str, original: str) -> None:
+        """Set the original text, and remove every drop-in of ours for that file. Raises as `write`."""
+
+
+class Freezer(Protocol):
+    """Freezes control groups in pulses, by a process of its own that thaws them when we die."""
+
+    async def running(self, path: str, inode: int) -> float | None:
+        """Share of time in which the cgroup runs as told; 1 when it is left alone.
+
+        None where it is frozen and not by this freezer. Raises Gone, Unsupported.
+        """
+
+    async def set(self, path: str, inode: int, ratio: float) -> None:
+        """Let it run this share of the time from now on; 1 thaws it for good.
+
+        Raises Gone, Unsupported, Refused, Unavailable.
+        """
+
+
+class Checkpoint(Protocol):
+    """NVIDIA's cuda-checkpoint: one process at a time, found by (pid, start time)."""
+
+    async def suspended(self, pid: int, started: int) -> bool:
+        """Whether its CUDA state is checkpointed. Raises Gone, Unsupported, Unavailable."""
+
+    async def suspend(self, pid: int, started: int) -> None:
+        """Lock within its timeout, checkpoint, and see its device memory freed.
+
+        Raises Gone, Unsupported, Refused, Unavailable; then it runs as before, or the text says that
+        it does not.
+        """
+
+    async def resume(self, pid: int, started: int) -> None:
+        """Restore and unlock. Raises as `suspend`."""
+
+
+class Ender(Protocol):
+    """Ends processes, each through a pidfd, so that no other is ever hit."""
+
+    async def alive(self, pid: int, started: int) -> bool: ...
+
+    async def catches(self, pid: int, started: int, signal: int) -> bool:
+        """Whether it catches the signal: one that does not would be ended by it. Raises Gone."""
+
+    async def send(self, pid: int, started: int, signal: int) -> None:
+        """Raises Gone, Refused."""
+
+    async def ended(self, pid: int, started: int, seconds: float) -> bool:
+        """Whether it has ended within so many seconds."""
+
+    async def run_as(self, uid: int, command: Sequence[str], seconds: float) -> None:
+        """Run a command as this user with nothing of ours, for so long at most.
+
+        Raises Refused (not found, not executable), Unavailable (no success, out of time).
+        """
+
+
+class MpsClient(msgspec.Struct, frozen=True):
+    """A client of an MPS server, as the control daemon lists it."""
+
+    pid: int
+    server: int
+    """Pid of its server."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs, where the daemon says."""
+    threads_ratio: float | None = None
+    """What it started with, where that is known."""
+
+
+class MpsDaemon(msgspec.Struct, frozen=True):
+    """An MPS control daemon as it is now."""
+
+    name: str
+    up: bool
+    why: str = ""
+    """Why it is not up, or what is wrong with it."""
+    servers: Mapping[int, str] = {}
+    """State by pid as `get_server_status` tells it; empty where it does not know that command."""
+    clients: tuple[MpsClient, ...] = ()
+    default_threads_ratio: float | None = None
+    fault: str = ""
+    """What has befallen a server, all of whose clients share it; empty for nothing."""
+
+
+class Mps(Protocol):
+    """CUDA MPS, by its control daemons."""
+
+    async def daemons(self) -> Sequence[MpsDaemon]:
+        """All that are configured, each as it is now. Never raises: `MpsDaemon.why` says it."""
+
+    async def default_threads(self, name: str) -> float:
+        """Ceiling on clients of the next server, as a ratio. Raises Gone, Unsupported, Unavailable."""
+
+    async def set_default_threads(self, name: str, ratio: float) -> None:
+        """Read back: raises Refused where the daemon keeps another value."""
+
+    async def terminate_client(self, pid: int) -> bool:
+        """End a process's work on all its servers, and see it gone; False where it is no client.
+
+        Raises Unavailable where it is still there.
+        """
+
+
+class TimeSlices(Protocol):
+    """nvidia-smi compute-policy: 0 default, 1 short, 2 medium, 3 long."""
+
+    async def get(self, uuid: str) -> int: ...
+
+    async def set(self, uuid: str, slice_: int) -> None:
+        """Read back, for its exit code says nothing. Raises Unsupported, Refused, Unavailable."""
+
+
 class Processes(Protocol):
     """/proc. Blocking calls."""
 

@@ -32,6 +32,10 @@ _TENANTS = """\
 # particular comes before the general. Each begins with its own [[tenants]] line.
 """
 
+_CARDS = """\
+# Cards: what is kept as declared. Each begins with its own [[cards]] line.
+"""
+
 _SECOND_TENANT = """\
 #[[tenants]]
 #name = "chat"
@@ -46,12 +50,38 @@ _EXAMPLES: dict[str, object] = {
     "power.budget": "3kW",
     "power.panel": "17kW",
     "power.budget_fraction": "80%",
+    "enforce.families": ["cpu_weight", "cpu_max"],
     "tenants.name": "nightly-training",
     "tenants.sla": "L3",
     "tenants.memory_limit": "40GiB",
     "tenants.latency_slo": "200ms",
     "tenants.match.unit": "train-*.service",
+    "tenants.levers": ["notice", "cpu_weight", "io_weight", "cpu_max", "mps"],
+    "tenants.hours": ["23:00-06:00", "sat,sun 00:00-24:00"],
+    "tenants.off_hours_share": "20%",
+    "tenants.memory_reserved": "16GiB",
+    "tenants.compute_share": "40%",
+    "tenants.mps_contexts": 8,
+    "tenants.power_cap": "250W",
+    "tenants.host_memory_high": "64GiB",
+    "tenants.host_memory_max": "80GiB",
+    "tenants.latency_from.url": "http://127.0.0.1:8000/metrics",
+    "tenants.latency_from.metric": "vllm:e2e_request_latency_seconds",
+    "cards.gpu": "*",
+    "cards.persistence_mode": True,
+    "mps.groups.name": "training-cards",
+    "mps.groups.default_threads": "50%",
+    "levels.L1.off_hours_share": "20%",
+    "levels.L2.off_hours_share": "20%",
+    "levels.L3.off_hours_share": "20%",
+    "levels.L1.memory_reserved": "16GiB",
+    "levels.L2.memory_reserved": "16GiB",
+    "levels.L3.memory_reserved": "16GiB",
 }
+
+
+_COMMENTED_OUT = ("[[", "[tenants.")
+"""Tables of which there may be none."""
 
 
 def reference() -> str:
@@ -76,7 +106,7 @@ def _docstrings() -> dict[str, str]:
 
 def _section(kind: inspect.StructType, header: str, comments: dict[str, str]) -> Iterator[str]:
     """The text of a table and of the tables below it, one string each."""
-    off = "#" if header.startswith("[[") or header == "[tenants.match]" else ""
+    off = "#" if header.startswith(_COMMENTED_OUT) else ""
     lines = []
     if header:
         lines = [_comment(comments[kind.cls.__name__]), off + header]
@@ -84,13 +114,13 @@ def _section(kind: inspect.StructType, header: str, comments: dict[str, str]) ->
     for field in kind.fields:
         name = f"{header.strip('[]')}.{field.name}".lstrip(".")
         inner, _ = unwrapped(field.type)
+        element = inner.item_type if isinstance(inner, inspect.VarTupleType) else None
         if isinstance(inner, inspect.StructType):
             below += _section(inner, f"[{name}]", comments)
-        elif isinstance(inner, inspect.VarTupleType):
-            element = inner.item_type
-            assert isinstance(element, inspect.StructType)
+        elif isinstance(element, inspect.StructType):
             first, *rest = _section(element, f"[[{name}]]", comments)
-            below += [_TENANTS + "\n" + first, *rest, _SECOND_TENANT]
+            head = {"tenants": _TENANTS + "\n", "cards": _CARDS + "\n"}.get(name, "")
+            below += [head + first, *rest, *([_SECOND_TENANT] if name == "tenants" else ())]
         else:
             lines.append(_comment(comments[f"{kind.cls.__name__}.{field.name}"]))
             absent = field.default is None

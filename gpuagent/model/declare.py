@@ -21,6 +21,8 @@ class On(StrEnum):
     TENANT = "tenant"
     TENANT_GPU = "tenant_gpu"
     CGROUP = "cgroup"
+    PROCESS = "process"
+    MPS = "mps"
 
 
 Kind = Literal["gauge", "counter"]
@@ -113,6 +115,8 @@ class Knob:
         "fates",
         "fates_by_rule",
         "help",
+        "launch",
+        "leftover",
         "name",
         "on",
         "safer",
@@ -134,6 +138,8 @@ class Knob:
         fates: Fates,
         fates_by_rule: Mapping[str, Fates] = MappingProxyType({}),
         budgeted: bool = False,
+        launch: bool = False,
+        leftover: str = "",
     ) -> None:
         self.name = name
         self.on = on
@@ -152,6 +158,10 @@ class Knob:
         """Exceptions: what a setting was made for may matter more than which knob it turned."""
         self.budgeted = budgeted
         """Whether a budget bounds the sum over all subjects: raises then wait for verified cuts."""
+        self.launch = launch
+        """Whether it acts only on what is started from now on: set, it is *pending*."""
+        self.leftover = leftover
+        """What a held value reads as once whoever of ours maintained it has died; ours all the same."""
 
     @property
     def wanted_name(self) -> str:

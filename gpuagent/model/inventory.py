@@ -13,15 +13,19 @@ class Subject(msgspec.Struct, frozen=True, order=True, cache_hash=True):
 
     on: On
     gpu: str = ""
-    """UUID of a card, or of a MIG instance where `on` is MIG."""
+    """UUID of a card, of a MIG instance where `on` is MIG; name of an MPS daemon where it is MPS."""
     tenant: str = ""
     cgroup: str = ""
     """Path below the cgroup root, starting with a slash."""
     inode: int = 0
     """Inode of the cgroup: a path made anew is another subject."""
+    pid: int = 0
+    started: int = 0
+    """Start time of the process in clock ticks since boot: a number given anew is another subject."""
 
     def __str__(self) -> str:
-        return ":".join(p for p in (self.on.value, self.tenant, self.gpu or self.cgroup) if p)
+        what = self.gpu or self.cgroup or (str(self.pid) if self.pid else "")
+        return ":".join(p for p in (self.on.value, self.tenant, what) if p)
 
 
 NODE = Subject(On.NODE)
@@ -45,6 +49,15 @@ def on_tenant_gpu(name: str, uuid: str) -> Subject:
 
 def on_cgroup(tenant: str, path: str, inode: int) -> Subject:
     return Subject(On.CGROUP, tenant=tenant, cgroup=path, inode=inode)
+
+
+def on_process(tenant: str, pid: int, started: int) -> Subject:
+    return Subject(On.PROCESS, tenant=tenant, pid=pid, started=started)
+
+
+def on_mps(daemon: str) -> Subject:
+    """An MPS control daemon, by the name it has in the configuration."""
+    return Subject(On.MPS, gpu=daemon)
 
 
 @unique
@@ -164,10 +177,39 @@ class Seat(msgspec.Struct, frozen=True):
     """Its ancestors, nearest first, without the root, each with its own refusal."""
 
 
+LEVERS: tuple[str, ...] = ("notice", "cpu_weight", "io_weight", "cpu_max", "mps")
+"""Families that may be turned on a tenant unless its rule says otherwise: none can lose its work."""
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """How a tenant is told that it is held back, beside the event."""
+
+    signal: str = ""
+    """Name of a signal for each of its processes that catches it; empty for none."""
+    command: tuple[str, ...] = ()
+    """Run as the tenant's user; () for none."""
+
+    def __bool__(self) -> bool:
+        return bool(self.signal or self.command)
+
+
 class Limits(msgspec.Struct, frozen=True):
     """What a tenant has been promised or forbidden, as declared."""
 
     memory_limit_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    """Device memory on each of its cards that others must leave to it."""
+    compute_share_ratio: float | None = None
+    """Part of a card's multiprocessors its next MPS client may use at most."""
+    mps_contexts: int | None = None
+    """MPS client contexts it may have on one card."""
+    power_cap_watts: float | None = None
+    """Power limit of the cards it has to itself."""
+    host_memory_high_bytes: int | None = None
+    host_memory_max_bytes: int | None = None
+    """Of its control groups: `memory.high` and `memory.max`."""
+    off_hours_share_ratio: float | None = None
+    """The most it may have while `off_hours` is true; None for its floor."""
     min_share_ratio: float = 0.2
     """The floor under the tenant's share; it is never held back further."""
     latency_slo_seconds: float | None = None
@@ -186,6 +228,13 @@ class Tenant(msgspec.Struct, frozen=True):
     """training, inference, interactive or idle, if declared."""
     enforce: bool = False
     """Whether it may be held back at all (a found tenant only where the operator said so)."""
+    levers: tuple[str, ...] = LEVERS
+    """Families of knobs that may be turned to hold it back."""
+    observed: tuple[str, ...] = ()
+    """Of these, those that are only observed: what would be done is said."""
+    hours: tuple[str, ...] = ()
+    """Local times at which it may use all it gets, as configured; () for always."""
+    notice: Notice = Notice()
     limits: Limits = Limits()
     places: tuple[Place, ...] = ()
     """Those with a process on a card first, then by path."""

@@ -242,6 +242,108 @@ CPU_MAX = Knob(
     takes_effect="at once",
     fates=TENANT_FATES,
 )
+IO_WEIGHT = Knob(
+    "cgroup_io_weight",
+    on=On.CGROUP,
+    unit="",
+    help="io.weight: matters only while disks are contended, and only among siblings.",
+    safer="min",
+    deadband=1,
+    family="io_weight",
+    takes_effect="at once",
+    fates=TENANT_FATES,
+)
+MEMORY_HIGH = Knob(
+    "cgroup_memory_high",
+    on=On.CGROUP,
+    unit="bytes",
+    help="memory.high: host memory above which the tenant is slowed and reclaimed from.",
+    safer="min",
+    deadband=65536,
+    family="host_memory",
+    takes_effect="at once",
+    fates=TENANT_FATES,
+)
+MEMORY_MAX = Knob(
+    "cgroup_memory_max",
+    on=On.CGROUP,
+    unit="bytes",
+    help="memory.max: host memory beyond which the kernel ends a process of the tenant.",
+    safer="min",
+    deadband=65536,
+    family="host_memory",
+    takes_effect="at once",
+    fates=TENANT_FATES,
+)
+RUNNING = Knob(
+    "cgroup_running",
+    on=On.CGROUP,
+    unit="ratio",
+    help="Share of time in which the tenant is not frozen: stops submission, frees no memory.",
+    safer="min",
+    deadband=0.01,
+    family="freeze",
+    takes_effect="at once",
+    fates=TENANT_FATES,
+    leftover="frozen",
+)
+MPS_THREADS = Knob(
+    "tenant_mps_threads",
+    on=On.TENANT,
+    unit="ratio",
+    help="Ceiling on the multiprocessors of the tenant's next MPS client; no running one changes.",
+    safer="min",
+    deadband=0.005,
+    family="mps",
+    takes_effect="at the next launch",
+    fates=TENANT_FATES,
+    launch=True,
+)
+MPS_DEFAULT_THREADS = Knob(
+    "mps_default_threads",
+    on=On.MPS,
+    unit="ratio",
+    help="Ceiling on the multiprocessors of every client of the MPS daemon's next server.",
+    safer="min",
+    deadband=0.005,
+    family="mps",
+    takes_effect="when the daemon starts its next server",
+    fates=CARD_FATES,
+    launch=True,
+)
+SUSPENDED = Knob(
+    "process_suspended",
+    on=On.PROCESS,
+    unit="",
+    help="1: the process is suspended by cuda-checkpoint, its device memory freed.",
+    safer="max",
+    deadband=0.5,
+    family="suspend",
+    takes_effect="within seconds",
+    fates=TENANT_FATES,
+)
+TERMINATED = Knob(
+    "process_terminated",
+    on=On.PROCESS,
+    unit="",
+    help="1: the process is ended, as an MPS client first, then by SIGTERM, grace and SIGKILL.",
+    safer="max",
+    deadband=0.5,
+    family="terminate",
+    takes_effect="after its grace",
+    fates=TENANT_FATES,
+)
+NOTICED = Knob(
+    "tenant_noticed",
+    on=On.TENANT,
+    unit="",
+    help="1: the tenant has been told, by signal or command, that it is held back.",
+    safer="max",
+    deadband=0.5,
+    family="notice",
+    takes_effect="as the tenant pleases",
+    fates=TENANT_FATES,
+)
 POWER_LIMIT = Knob(
     "gpu_power_limit",
     on=On.GPU,
@@ -255,8 +357,52 @@ POWER_LIMIT = Knob(
     fates_by_rule=MappingProxyType({BUDGET_RULE: BUDGET_FATES}),
     budgeted=True,
 )
+CLOCK_LIMIT = Knob(
+    "gpu_clock_limit",
+    on=On.GPU,
+    unit="hertz",
+    help="Highest clock the card may take: write-only, so what it reads as is what we last wrote.",
+    safer="min",
+    deadband=1e6,
+    family="clock_limit",
+    takes_effect="within 10 to 500 ms",
+    fates=CARD_FATES,
+)
+COMPUTE_MODE = Knob(
+    "gpu_compute_mode",
+    on=On.GPU,
+    unit="",
+    help="Who may have a context: 0 everybody, 2 nobody, 3 one process at a time.",
+    safer="max",
+    deadband=0.5,
+    family="card_mode",
+    takes_effect="at the next launch",
+    fates=CARD_FATES,
+)
+PERSISTENCE_MODE = Knob(
+    "gpu_persistence_mode",
+    on=On.GPU,
+    unit="",
+    help="1: the driver keeps the card initialised while nobody uses it.",
+    safer="max",
+    deadband=0.5,
+    family="card_mode",
+    takes_effect="at once",
+    fates=CARD_FATES,
+)
+TIME_SLICE = Knob(
+    "gpu_time_slice",
+    on=On.GPU,
+    unit="",
+    help="How long a process has the card before the next: 0 default, 1 short, 2 medium, 3 long.",
+    safer="min",
+    deadband=0.5,
+    family="card_mode",
+    takes_effect="at once",
+    fates=CARD_FATES,
+)
 
-KNOBS: tuple[Knob, ...] = (CPU_WEIGHT, CPU_MAX, POWER_LIMIT)
+KNOBS: tuple[Knob, ...] = tuple(v for v in list(globals().values()) if isinstance(v, Knob))
 
 SIGNAL: dict[str, Signal] = {s.name: s for s in SIGNALS}
 KNOB: dict[str, Knob] = {k.name: k for k in KNOBS}

@@ -27,9 +27,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from gpuagent.config import Found, TenantRule
-from gpuagent.model.inventory import GpuProcess, Level, Limits, Place, Process, Tenant
+from gpuagent.config import TenantRule
+from gpuagent.model.inventory import GpuProcess, Place, Process, Tenant
 from gpuagent.sense.places import delegated_to, made_by_user, place_of, walled
+from gpuagent.sense.terms import Terms
 
 _MPS_CONTROL = "nvidia-cuda-mps-control"
 _MPS_PROGRAMS = frozenset({"nvidia-cuda-mps-server", _MPS_CONTROL})
@@ -289,7 +290,7 @@ def assign(
     gpu_processes: Iterable[GpuProcess],
     *,
     rules: Rules,
-    found: Found,
+    terms: Terms,
     own: frozenset[int] = frozenset(),
     since: Mapping[str, float] | None = None,
 ) -> Claims:
@@ -312,7 +313,7 @@ def assign(
             name,
             members[name],
             rule=given.get(name),
-            found=found,
+            terms=terms,
             cards=cards,
             since=first_seen.get(name, 0.0),
         )
@@ -355,12 +356,11 @@ def _tenant(
     processes: Sequence[Process],
     *,
     rule: TenantRule | None,
-    found: Found,
+    terms: Terms,
     cards: Mapping[int, set[str]],
     since: float,
 ) -> Tenant:
-    level = found.sla if rule is None else rule.sla
-    hold_back = found.hold_back if rule is None else rule.hold_back
+    bond = terms.bind(rule)
     with_card = {place_of(p.cgroup).home for p in processes if p.pid in cards}
     places = sorted(
         {place_of(p.cgroup) for p in processes},
@@ -371,24 +371,19 @@ def _tenant(
     listed = first[: max(_PROCESSES_MOST, on_card)]
     return Tenant(
         name=name,
-        level=level,
+        level=bond.level,
         rule="" if rule is None else rule.name,
         kind="" if rule is None else rule.kind,
-        enforce=hold_back and level != Level.L1,
-        limits=Limits() if rule is None else _limits(rule),
+        enforce=bond.holds,
+        limits=bond.limits,
+        levers=bond.levers,
+        observed=bond.observed,
+        hours=bond.hours,
+        notice=bond.notice,
         places=tuple(places),
         processes=tuple(sorted(listed, key=lambda p: p.pid)),
         process_count=len(processes),
         gpus=tuple(sorted({gpu for p in processes for gpu in cards.get(p.pid, ())})),
         users=tuple(sorted({p.user for p in listed})),
         since=since,
-    )
-
-
-def _limits(rule: TenantRule) -> Limits:
-    return Limits(
-        memory_limit_bytes=rule.memory_limit,
-        min_share_ratio=rule.min_share,
-        latency_slo_seconds=rule.latency_slo,
-        latency_quantile=rule.latency_quantile,
     )

@@ -24,6 +24,7 @@ from gpuagent.model.vocab import (
 from gpuagent.ports import Cgroups, Processes, ProcessEvents
 from gpuagent.sense.seats import seat_paths, seated
 from gpuagent.sense.tenancy import Rules, assign, own_processes
+from gpuagent.sense.terms import Terms
 
 _FEW = 8
 """Of a tenant with more processes than this, only the exits of those on a card are listened for."""
@@ -72,7 +73,7 @@ class Tenants:
     def configure(self, config: Config) -> None:
         """Take other rules; the next reading follows them."""
         self._rules = Rules(config.tenants)
-        self._found = config.found
+        self._terms = Terms.of(config)
 
     async def read(self, now: Instant, state: NodeState) -> Sensed:
         """Tenants, and readings where there is news. Raises Unavailable where /proc cannot be read.
@@ -83,7 +84,7 @@ class Tenants:
         heard = self._heard()
         listed = state.inventory.gpu_processes
         new_list = listed is not None and listed is not self._listed
-        due = now.mono - self._table_read >= self._found.table_interval
+        due = now.mono - self._table_read >= self._terms.found.table_interval
         before = self._picture
         changed_rules = before is not None and before.rules is not self._rules
         if not (heard or new_list or due or changed_rules):
@@ -174,7 +175,7 @@ class Tenants:
         processes = table.values()
         rules = self._rules
         own = own_processes(processes, self._agent_pid)
-        claims = assign(processes, on_cards, rules=rules, found=self._found, own=own)
+        claims = assign(processes, on_cards, rules=rules, terms=self._terms, own=own)
         self._since = {t.name: self._since.get(t.name, now.mono) for t in claims.tenants}
         dated = tuple(msgspec.structs.replace(t, since=self._since[t.name]) for t in claims.tenants)
         claims = msgspec.structs.replace(claims, tenants=dated)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from gpuagent.config import Found, Match, TenantRule
+from gpuagent.config import Match, TenantRule
 from gpuagent.model.inventory import GpuProcess, Level, Process
 from gpuagent.sense.tenancy import Rules, assign, mps_servers
+from gpuagent.sense.terms import Terms
 from tests.sense.fakes import process
 
 ID = "0123456789abcdef" * 4
@@ -68,7 +69,7 @@ ALICE = rule("alice", user="alice")
 def whose(rules: list[TenantRule], *everybody: Process) -> dict[int, str]:
     """Owner by pid, with every process on a card."""
     listed = [GpuProcess(p.pid, "GPU-a", "compute", 1) for p in everybody]
-    return dict(assign(everybody, listed, rules=Rules(rules), found=Found()).owner)
+    return dict(assign(everybody, listed, rules=Rules(rules), terms=Terms()).owner)
 
 
 @pytest.mark.parametrize(

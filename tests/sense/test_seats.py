@@ -4,10 +4,11 @@ import time
 
 import pytest
 
-from gpuagent.config import Found, Match, TenantRule
+from gpuagent.config import Match, TenantRule
 from gpuagent.model.inventory import GpuProcess, Level, Process, Seat, Tenant
 from gpuagent.sense.seats import ancestors, seat_paths, seated
 from gpuagent.sense.tenancy import Rules, assign, own_processes
+from gpuagent.sense.terms import Terms
 from tests.sense.fakes import process
 
 ID = "0123456789abcdef" * 4
@@ -27,7 +28,7 @@ def tenants_of(
 ) -> dict[str, Tenant]:
     listed = [GpuProcess(pid, "GPU-a", "compute", 0) for pid in gpu]
     own = own_processes(everybody, 999)
-    claims = assign(everybody, listed, rules=Rules(RULES), found=Found(), own=own)
+    claims = assign(everybody, listed, rules=Rules(RULES), terms=Terms(), own=own)
     inodes = {p: 100 + i for i, p in enumerate(sorted(seat_paths(claims.tenants) - missing))}
     return {t.name: t for t in seated(claims, everybody, inodes=inodes, own=own)}
 
@@ -115,7 +116,7 @@ def test_nor_is_a_machine() -> None:
 def test_the_agent_is_never_held() -> None:
     own = process(999, "/batch.slice/t.service/deep")
     everybody = (train(5, "/batch.slice/t.service"), own)
-    claims = assign(everybody, (), rules=Rules(RULES), found=Found(), own=frozenset({999}))
+    claims = assign(everybody, (), rules=Rules(RULES), terms=Terms(), own=frozenset({999}))
     inodes = {"/batch.slice/t.service": 7}
     (tenant,) = seated(claims, everybody, inodes=inodes, own=frozenset({999}))
     assert only_seat(tenant).refusal == "also home of gpuagent itself"
@@ -150,7 +151,7 @@ def test_a_tenants_own_sshd_in_its_container_is_no_way_out() -> None:
 def test_a_protected_process_stays_protected_under_a_wide_rule() -> None:
     sshd = process(6, "/system.slice/ssh.service", exe="/usr/sbin/sshd", uid=0, user="root")
     rules = Rules([TenantRule("roots", Level.L3, Match(user="root"))])
-    claims = assign([sshd], (), rules=rules, found=Found())
+    claims = assign([sshd], (), rules=rules, terms=Terms())
     (tenant,) = seated(claims, [sshd], inodes={"/system.slice/ssh.service": 5})
     assert only_seat(tenant).refusal == "also home of sshd"
 
@@ -251,7 +252,7 @@ def services(count: int) -> list[Process]:
 def of_alice(everybody: list[Process], gpu: tuple[int, ...] = ()) -> Tenant:
     listed = [GpuProcess(pid, "GPU-a", "compute", 0) for pid in gpu]
     rules = Rules([TenantRule("alice", Level.L3, Match(user="alice"))])
-    claims = assign(everybody, listed, rules=rules, found=Found())
+    claims = assign(everybody, listed, rules=rules, terms=Terms())
     inodes = dict.fromkeys(seat_paths(claims.tenants), 5)
     (tenant,) = seated(claims, everybody, inodes=inodes)
     return tenant
@@ -289,7 +290,7 @@ def test_processes_without_a_home_count_as_well() -> None:
 def test_a_crowd_of_neighbours_is_seated_in_little_time() -> None:
     everybody = [process(pid, f"/batch.slice/s{pid}.service") for pid in range(1001, 5001)]
     listed = [GpuProcess(p.pid, "GPU-a", "compute", 0) for p in everybody]
-    claims = assign(everybody, listed, rules=Rules(), found=Found())
+    claims = assign(everybody, listed, rules=Rules(), terms=Terms())
     inodes = dict.fromkeys(seat_paths(claims.tenants), 5)
     began = time.process_time()
     tenants = seated(claims, everybody, inodes=inodes)

@@ -16,6 +16,7 @@ from gpuagent.sense.tenancy import (
     own_processes,
     serves_mps,
 )
+from gpuagent.sense.terms import Terms
 from tests.sense.fakes import process
 
 ID = "0123456789abcdef" * 4
@@ -111,7 +112,7 @@ def test_the_first_rule_that_fits_claims_gpu_or_not() -> None:
         [process(1, exe="/opt/train"), process(2), process(3, user="bob", uid=7)],
         on_gpu(2),
         rules=rules,
-        found=Found(),
+        terms=Terms(),
     )
     assert names(claims) == {"special": [1], "all": [2]}
     assert claims.owner == {1: "special", 2: "all"}
@@ -130,7 +131,7 @@ def test_a_rule_gives_level_kind_and_limits() -> None:
         latency_quantile=0.95,
     )
     (tenant,) = assign(
-        [process(1)], on_gpu(1), rules=Rules([given]), found=Found(), since={"serve": 7.0}
+        [process(1)], on_gpu(1), rules=Rules([given]), terms=Terms(), since={"serve": 7.0}
     ).tenants
     assert (tenant.level, tenant.kind, tenant.rule, tenant.enforce) == (
         Level.L2,
@@ -149,15 +150,15 @@ def test_a_rule_gives_level_kind_and_limits() -> None:
 
 def test_l1_is_never_held_back_whatever_the_rule_says() -> None:
     rules = Rules([TenantRule("serve", Level.L1, Match(user="alice"), hold_back=True)])
-    (tenant,) = assign([process(1)], (), rules=rules, found=Found()).tenants
+    (tenant,) = assign([process(1)], (), rules=rules, terms=Terms()).tenants
     assert tenant.enforce is False
 
 
 def test_what_is_found_follows_the_configuration() -> None:
     found = Found(sla=Level.L2, hold_back=True)
-    (tenant,) = assign([process(1, DOCKER)], on_gpu(1), rules=Rules(), found=found).tenants
+    (tenant,) = assign([process(1, DOCKER)], on_gpu(1), rules=Rules(), terms=Terms(found)).tenants
     assert (tenant.level, tenant.enforce, tenant.rule) == (Level.L2, True, "")
-    (tenant,) = assign([process(1, DOCKER)], on_gpu(1), rules=Rules(), found=Found()).tenants
+    (tenant,) = assign([process(1, DOCKER)], on_gpu(1), rules=Rules(), terms=Terms()).tenants
     assert tenant.enforce is False
 
 
@@ -180,7 +181,7 @@ def test_what_is_found_follows_the_configuration() -> None:
 )
 def test_generated_names_come_from_the_most_specific_place(cgroup: str, name: str) -> None:
     assert found_name(process(1, cgroup)) == name
-    assert names(assign([process(1, cgroup)], on_gpu(1), rules=Rules(), found=Found())) == {
+    assert names(assign([process(1, cgroup)], on_gpu(1), rules=Rules(), terms=Terms())) == {
         name: [1]
     }
 
@@ -193,7 +194,7 @@ def test_a_found_tenant_has_all_of_its_place_but_not_all_of_its_user() -> None:
         process(4, "/"),
         process(5, "/system.slice/other.service"),
     ]
-    claims = assign(everybody, on_gpu(1, 3), rules=Rules(), found=Found())
+    claims = assign(everybody, on_gpu(1, 3), rules=Rules(), terms=Terms())
     assert names(claims) == {f"container:{ID[:12]}": [1, 2], "user:alice": [3]}
 
 
@@ -202,29 +203,29 @@ def test_mps_servers_and_the_agent_are_nobodys() -> None:
     server = process(1, unit, exe="/usr/bin/nvidia-cuda-mps-server", uid=0)
     everybody = [server, process(2, unit), process(3, unit)]
     rules = Rules([rule("all", unit="mps.service")])
-    claims = assign(everybody, on_gpu(1, 2, 3), rules=rules, found=Found(), own=frozenset({3}))
+    claims = assign(everybody, on_gpu(1, 2, 3), rules=rules, terms=Terms(), own=frozenset({3}))
     assert names(claims) == {"all": [2]}
     assert claims.mps == {1}
     assert rules.claim(server) is None
-    claims = assign(everybody, on_gpu(1), rules=Rules(), found=Found())
+    claims = assign(everybody, on_gpu(1), rules=Rules(), terms=Terms())
     assert claims.tenants == ()
 
 
 def test_a_crowd_is_counted_and_those_on_a_card_are_listed() -> None:
     everybody = [process(pid, DOCKER) for pid in range(1, 5001)]
-    claims = assign(everybody, on_gpu(4000, 4999), rules=Rules(), found=Found())
+    claims = assign(everybody, on_gpu(4000, 4999), rules=Rules(), terms=Terms())
     (tenant,) = claims.tenants
     assert tenant.process_count == 5000
     assert [p.pid for p in tenant.processes] == [*range(1, 255), 4000, 4999]
     assert len(claims.owner) == 5000
-    everyone = assign(everybody, on_gpu(*range(1, 1001)), rules=Rules(), found=Found())
+    everyone = assign(everybody, on_gpu(*range(1, 1001)), rules=Rules(), terms=Terms())
     assert len(everyone.tenants[0].processes) == 1000, "memory on a card is summed over these"
 
 
 def test_places_with_a_process_on_a_card_come_first() -> None:
     everybody = [process(i, f"/system.slice/{c}.service") for i, c in enumerate("abc", 1)]
     (tenant,) = assign(
-        everybody, on_gpu(2), rules=Rules([rule("all", user="alice")]), found=Found()
+        everybody, on_gpu(2), rules=Rules([rule("all", user="alice")]), terms=Terms()
     ).tenants
     assert [p.unit for p in tenant.places] == ["b.service", "a.service", "c.service"]
 
@@ -282,7 +283,7 @@ def test_no_process_has_two_tenants_and_none_is_lost(
 ) -> None:
     rules = Rules([rule("a", unit="x.service"), rule("b", user="bob")])
     own = own_processes(everybody, agent)
-    claims = assign(everybody, on_gpu(*listed), rules=rules, found=Found(), own=own)
+    claims = assign(everybody, on_gpu(*listed), rules=rules, terms=Terms(), own=own)
     pids = [p.pid for t in claims.tenants for p in t.processes]
     assert len(pids) == len(set(pids)) == len(claims.owner)
     assert claims.mps == {p.pid for p in everybody if serves_mps(p)}
