@@ -4,6 +4,7 @@ The comment of a key in `config/gpuagent.toml` is its docstring here, and its de
 default here: a test holds one against the other.
 """
 
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import msgspec
@@ -54,6 +55,9 @@ Hours = Annotated[str, Meta(max_length=64, extra={"quantity": "hours"})]
 """A span of local time: "23:00-06:00", "sat,sun 00:00-24:00", "mon-fri 18:00-08:00"."""
 Signal = Literal["", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM", "SIGWINCH"]
 Word = Annotated[str, Meta(max_length=4095)]
+LabelPair = Annotated[
+    str, Meta(max_length=512, pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*=", extra={"quantity": "label"})
+]
 GpuName = Annotated[str, Meta(max_length=128, min_length=1)]
 """UUID of a card, or a shell-style pattern of UUIDs: "*" for all."""
 
@@ -264,7 +268,7 @@ class MpsGroup(msgspec.Struct, frozen=True):
     gpus: tuple[GpuName, ...] = ()
     """Its cards, by UUID: needed where the agent starts it. A client connects to one daemon only."""
     own: bool = False
-    """Whether the agent starts it, in a unit of its own, and stops it when it is not needed."""
+    """Whether the agent starts it, in a unit of its own that outlives the agent; never ended under clients."""
     default_threads: Annotated[Ratio, Meta(gt=0)] | None = None
     """Ceiling on each client's multiprocessors; only where all its tenants are L2 or L3."""
 
@@ -311,6 +315,8 @@ class Run(msgspec.Struct, frozen=True):
         "gpuagent-tenants.slice"
     )
     """Slice in which its scopes are."""
+    devices: tuple[Word, ...] = ()
+    """Device nodes they may open beside their cards: /dev/fuse, char-infiniband_verbs."""
     allow: tuple[Launch, ...] = ()
     """Others who may. Each begins with its own [[run.allow]] line."""
 
@@ -347,14 +353,14 @@ class LatencySource(msgspec.Struct, frozen=True):
     """Address of its metrics: http://127.0.0.1:8000/metrics."""
     metric: Annotated[str, Meta(max_length=256, pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")]
     """A histogram or a summary: vllm:e2e_request_latency_seconds."""
-    labels: tuple[Annotated[str, Meta(max_length=512)], ...] = ()
+    labels: tuple[LabelPair, ...] = ()
     """Only series with these labels, each as name=value: "model_name=llama"."""
     unit: Literal["seconds", "milliseconds", "microseconds"] = "seconds"
     """What the metric counts in."""
     window: Annotated[Seconds, Meta(ge=2, le=600)] = 30.0
     """Over how long a histogram's requests are counted."""
-    interval: Annotated[Seconds, Meta(ge=0.5, le=60)] = 2.0
-    """Between two scrapes; each may take as long."""
+    interval: Annotated[Seconds, Meta(ge=0.5, le=10)] = 2.0
+    """Between two scrapes, each of which may take as long; not more than window."""
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -398,7 +404,7 @@ class TenantRule(msgspec.Struct, frozen=True):
     latency_quantile: Annotated[Ratio, Meta(gt=0, lt=1)] = 0.99
     """Quantile of that latency: 0.99 for p99."""
     latency_from: LatencySource | None = None
-    """Where to read it, if the tenant does not report it itself."""
+    """Where to read it; where the tenant reports it too, the newer counts."""
     observe: bool = False
     """Whether it is only said what would be done to this tenant."""
     levers: tuple[Lever, ...] = ("notice", "cpu_weight", "io_weight", "cpu_max", "mps")
@@ -449,3 +455,17 @@ class Config(msgspec.Struct, frozen=True):
     cards: tuple[Card, ...] = ()
     run: Run = Run()
     tenants: tuple[TenantRule, ...] = ()
+
+    def card(self, uuid: str) -> Card | None:
+        """What is declared of a card: the first entry that fits; None for nothing."""
+        return next((c for c in self.cards if fnmatchcase(uuid, c.gpu)), None)
+
+    def clock_unlocked(self, uuid: str) -> bool:
+        """Whether the clocks of a card are declared unlocked."""
+        card = self.card(uuid)
+        return card is not None and card.clock_unlocked
+
+    def level(self, tenant: str) -> Level:
+        """Service level of a tenant by its name: its rule's, or that of those without a rule."""
+        rule = next((t for t in self.tenants if t.name == tenant), None)
+        return self.found.sla if rule is None else rule.sla

@@ -4,10 +4,11 @@ A rule looks only at values that were read without a problem: one mistake is rep
 """
 
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 
 import msgspec
 
-from gpuagent.config import Backpressure, Match
+from gpuagent.config import Backpressure, LatencySource, Match, MpsGroup
 from gpuagent.configschema import Problem, plain, spelled, struct_type
 from gpuagent.model.inventory import Level
 from gpuagent.quantities import shown
@@ -36,6 +37,12 @@ def check(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
     yield from _socket(values)
     yield from _network(values, wrong)
     yield from _tenants(values, wrong)
+    yield from _promises(values)
+    yield from _hours(values)
+    yield from _mps(values, wrong)
+    yield from _launches(values)
+    yield from _latency_sources(values, wrong)
+    yield from _cards(values, wrong)
 
 
 def _orders(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
@@ -121,3 +128,150 @@ def _tenants(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
             if not any(values.get((*match, key)) for key in keys):
                 listed = ", ".join(keys[:-1])
                 yield Problem(match, f"is empty; give at least one of {listed} or {keys[-1]}")
+
+
+def _latency_sources(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
+    """A window that no two scrapes lie within tells nothing. No window is below the default interval."""
+    for source in (path for path in values if len(path) == 3 and path[2] == "latency_from"):
+        interval, window = (*source, "interval"), (*source, "window")
+        every = values.get(interval)
+        if not isinstance(every, float) or window in wrong:
+            continue
+        span = values.get(window, _default(LatencySource, "window"))
+        assert isinstance(span, float)
+        if every > span:
+            most = _show(LatencySource, "window", span)
+            yield Problem(
+                interval,
+                f"{_show(LatencySource, 'interval', every)} must not be more than window ({most})",
+            )
+
+
+def _default(section: type[msgspec.Struct], key: str) -> object:
+    return next(field.default for field in struct_type(section).fields if field.name == key)
+
+
+_CARD_SETTINGS = ("compute_mode", "persistence_mode", "time_slice", "clock_unlocked")
+
+
+def _cards(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
+    earlier: list[tuple[str, Path]] = []
+    wrong_entries = {path[:2] for path in wrong}
+    for card in (path for path in values if len(path) == 2 and path[0] == "cards"):
+        gpu = values.get((*card, "gpu"))
+        if not isinstance(gpu, str) or card in wrong_entries:
+            continue
+        first = next((path for pattern, path in earlier if _covers(pattern, gpu)), None)
+        if first is not None:
+            text = f"{shown(gpu)} never counts: {spelled(first)} comes first and fits all it fits"
+            yield Problem((*card, "gpu"), text)
+        earlier.append((gpu, card))
+        if not any(values.get((*card, k)) not in (None, "") for k in _CARD_SETTINGS):
+            listed = f"{', '.join(_CARD_SETTINGS[:-1])} or {_CARD_SETTINGS[-1]}"
+            yield Problem((*card, "gpu"), f"nothing is declared of it; give {listed}")
+        yield from _one_card(values, card, gpu)
+
+
+def _one_card(values: Values, card: Path, gpu: str) -> Iterator[Problem]:
+    """What one entry contradicts elsewhere."""
+    off = values.get((*card, "persistence_mode")) is False
+    if off and values.get(("power", "keep_on_stop")) is True:
+        text = (
+            "contradicts power.keep_on_stop: without it the driver forgets every limit at our end"
+        )
+        yield Problem((*card, "persistence_mode"), text)
+    if values.get((*card, "compute_mode")) == "prohibited":
+        groups = {path[:3] for path in values if path[:2] == ("mps", "groups") and len(path) > 2}
+        for group in sorted(groups):
+            for uuid in _texts(values.get((*group, "gpus"))):
+                if _covers(gpu, uuid):
+                    text = f"contradicts {spelled(group)}, which runs MPS on {shown(uuid)}"
+                    yield Problem((*card, "compute_mode"), text)
+                    break
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(v for v in value if isinstance(v, str)) if isinstance(value, tuple | list) else ()
+
+
+def _covers(pattern: str, other: str) -> bool:
+    """Whether a pattern of UUIDs fits all that another fits, as far as that is plain to see."""
+    return pattern in ("*", other) or (
+        not any(c in other for c in "*?[") and fnmatchcase(other, pattern)
+    )
+
+
+_NOT_ABOVE = (("memory_reserved", "memory_limit"), ("host_memory_high", "host_memory_max"))
+"""Of a tenant: the first must not be above the second, or one of the two says nothing."""
+
+
+def _tables(values: Values, *name: str) -> Iterator[Path]:
+    """Every table of a list of tables, in order."""
+    depth = len(name) + 1
+    return (p for p in values if len(p) == depth and p[:-1] == name and isinstance(p[-1], int))
+
+
+def _promises(values: Values) -> Iterator[Problem]:
+    for tenant in _tables(values, "tenants"):
+        for low, high in _NOT_ABOVE:
+            lower, upper = values.get((*tenant, low)), values.get((*tenant, high))
+            if isinstance(lower, int) and isinstance(upper, int) and lower > upper:
+                text = f"is more than {high} of the same tenant; make it less"
+                yield Problem((*tenant, low), text)
+        levers = values.get((*tenant, "levers"))
+        told = [k for k in ("notice_signal", "notice_command") if values.get((*tenant, k))]
+        if isinstance(levers, tuple) and "notice" not in levers and told:
+            yield Problem((*tenant, told[0]), 'says nothing without "notice" in levers')
+
+
+def _hours(values: Values) -> Iterator[Problem]:
+    """Whoever is never held back has no hours outside of which it would be."""
+    level: Path = ("levels", "L1", "hours")
+    tenants = (
+        (*t, "hours") for t in _tables(values, "tenants") if values.get((*t, "sla")) is Level.L1
+    )
+    for path in (level, *tenants):
+        if values.get(path):
+            yield Problem(path, "L1 is never held back; leave this out, or give another sla")
+
+
+_LONGEST_PIPE_BYTES = 81
+"""With `/control_privileged` 100: a daemon fails without a word where a socket's path is much longer."""
+
+
+def _mps(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
+    seen: dict[tuple[str, object], Path] = {}
+    for group in _tables(values, "mps", "groups"):
+        for key in ("name", "pipe_directory"):
+            value = values.get((*group, key))
+            place: Path = (*group, key)
+            if value is None and key == "pipe_directory" and place not in wrong:
+                value, place = _default(MpsGroup, key), group
+            if value is not None and (first := seen.setdefault((key, value), group)) != group:
+                of = "" if place != group else f"{key}: "
+                yield Problem(place, f"{of}{shown(value)} is that of {spelled(first)} too")
+        pipe = values.get((*group, "pipe_directory"))
+        if isinstance(pipe, str) and len(pipe.encode()) > _LONGEST_PIPE_BYTES:
+            text = f"is longer than {_LONGEST_PIPE_BYTES} bytes, the most a daemon of MPS can use"
+            yield Problem((*group, "pipe_directory"), text)
+        if values.get((*group, "own")) is True and not values.get((*group, "gpus")):
+            yield Problem((*group, "own"), "needs gpus: the cards of the daemon, by UUID")
+        if values.get((*group, "own")) is True:
+            yield from _own_daemon(values, group)
+
+
+def _own_daemon(values: Values, group: Path) -> Iterator[Problem]:
+    """What stands in the name of a unit, and in the environment of a daemon that knows no patterns."""
+    name, gpus = values.get((*group, "name")), values.get((*group, "gpus"))
+    if isinstance(name, str) and set(name) & set("/@"):
+        text = f"{shown(name)} cannot name the unit of a daemon of the agent's own; leave out / and @"
+        yield Problem((*group, "name"), text)
+    for i, gpu in enumerate(gpus if isinstance(gpus, tuple) else ()):
+        if isinstance(gpu, str) and set(gpu) & set("*?["):
+            yield Problem((*group, "gpus", i), f"{shown(gpu)} is no UUID, which own = true needs")
+
+
+def _launches(values: Values) -> Iterator[Problem]:
+    for one in _tables(values, "run", "allow"):
+        if not values.get((*one, "user")) and not values.get((*one, "group")):
+            yield Problem(one, "allows nobody in particular; give user or group")

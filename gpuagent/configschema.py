@@ -28,6 +28,7 @@ _PATTERN_MEANING = {
         "a tenant's name; write at most 63 letters, digits and ._@/- (a colon is kept for names "
         "that the agent gives)"
     ),
+    "label": 'a label; write "model_name=llama"',
 }
 
 
@@ -253,8 +254,12 @@ def _url(text: str) -> None:
     try:
         parts = urlsplit(text)
         usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        secret = parts.username is not None or parts.password is not None
     except ValueError:
-        usable = False
+        usable = secret = False
+    if secret:
+        # Not quoted here either: the text goes to the log.
+        raise QuantityError("has a user name or password in it, which status and log would show")
     if not usable or " " in text:
         raise QuantityError(
             f"{shown(text)} is not an address of metrics; write http://127.0.0.1:8000/metrics"

@@ -13,6 +13,7 @@ import msgspec
 from gpuagent import act, sense
 from gpuagent.act.audit import AuditLog
 from gpuagent.act.books import Books
+from gpuagent.act.desk import Reach
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.reconcile import Reconciler
 from gpuagent.act.record import Target
@@ -20,14 +21,21 @@ from gpuagent.act.restore import Occasion, Report, failed, put_back
 from gpuagent.config import Config
 from gpuagent.decide import POLICIES
 from gpuagent.errands import Errands
+from gpuagent.host.accounts import starters
 from gpuagent.host.notify import Notify
 from gpuagent.leases import Leases, used_in
 from gpuagent.loop import Loop
+from gpuagent.model.inventory import Inventory, Level
 from gpuagent.model.plan import Posture
-from gpuagent.model.state import Event
-from gpuagent.ports import Actuator, Host, Latencies, Policy, Sensor
+from gpuagent.model.run import RunList
+from gpuagent.model.state import Event, NodeState
+from gpuagent.ports import Actuator, Host, Latencies, Policy, Scopes, Sensor
 from gpuagent.publish import Publisher
 from gpuagent.record import FlightRecorder
+from gpuagent.runbook import RunBook
+from gpuagent.runs import Registrar
+from gpuagent.sense.runs import NoRuns
+from gpuagent.sense.sources import LatencySources
 from gpuagent.sensing import PATIENCE_SECONDS, Sensing
 from gpuagent.starts import PauseMark
 from gpuagent.tokens import TokenBook
@@ -44,6 +52,14 @@ def shipped(config: Config) -> tuple[Policy[Any], ...]:
     return tuple(make(config) for make in POLICIES)
 
 
+def _reach(config: Config) -> Reach:
+    families = config.enforce.families
+    return Reach(
+        families=None if families is None else frozenset(families),
+        observed=frozenset(t.name for t in config.tenants if t.observe),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
     """What outlives a run, in a state directory that the run holds."""
@@ -54,6 +70,8 @@ class Kept:
     leases: Leases
     tokens: TokenBook | None = None
     """None for a run that nobody is to reach by token."""
+    runs: RunBook | None = None
+    """None for a run that starts no tenants."""
 
 
 class Core:
@@ -70,20 +88,27 @@ class Core:
         reread: Reread,
         notify: Notify,
         latencies: Latencies,
+        sources: LatencySources | None = None,
         policies: Policies = shipped,
         patience: float = PATIENCE_SECONDS,
+        scopes: Scopes | None = None,
     ) -> None:
-        """`agent_pid` is the agent's own process on that host; `patience` is for `Sensing`."""
-        self.publisher = Publisher(notify, kept.audit.latest)
+        """`agent_pid` is the agent's own process on that host; `patience` is for `Sensing`.
+
+        `scopes` is None where no tenants are started.
+        """
+        told_runs = RunList if kept.runs is None else kept.runs.told
+        self.publisher = Publisher(notify, kept.audit.latest, told_runs)
         self.recorder = FlightRecorder()
         self._host = host
         self._kept = kept
         self._notify = notify
         self._policies = policies
         self.actuators = self._actuators(config)
-        self.reconciler = self._reconciler()
-        self.errands = self._errands(reread)
-        self.sensors = self._sensors(config, agent_pid, latencies)
+        self.reconciler = self._reconciler(config)
+        self._config = config
+        self.errands = self._errands(reread, scopes)
+        self.sensors = self._sensors(config, agent_pid, latencies, sources)
         books = Books(kept.ledger, kept.audit)
         self.loop = Loop(
             clock=host.clock,
@@ -104,27 +129,72 @@ class Core:
         return act.actuators(
             act.Means(
                 cgroups=self._host.cgroups,
+                units=self._host.units,
                 gpus=self._host.gpus,
                 cpu_period_seconds=config.backpressure.cpu_period,
+                freezer=self._host.freezer,
+                ender=self._host.ender,
+                mps=self._host.mps,
+                checkpoint=self._host.checkpoint,
+                card_settings=self._host.card_settings,
+                time_slices=self._host.time_slices,
+                clock=self._host.clock,
+                level=self._level,
+                clock_unlocked=lambda uuid: self._config.clock_unlocked(uuid),
+                held=lambda target: self._kept.ledger.held(target) is not None,
+                grace_seconds=lambda: self._config.terminate.grace,
+                seen=self._seen,
             )
         )
 
-    def _reconciler(self) -> Reconciler:
-        return Reconciler(
+    def _seen(self) -> Inventory:
+        """Who and what there was when it was last published; nothing is known before."""
+        snapshot = self.publisher.latest()
+        return Inventory() if snapshot is None else snapshot.state.inventory
+
+    def _reconciler(self, config: Config) -> Reconciler:
+        made = Reconciler(
             actuators=self.actuators,
             ledger=self._kept.ledger,
             audit=self._kept.audit,
             clock=self._host.clock,
             wake=self.wake,
         )
+        made.reach = _reach(config)
+        return made
 
-    def _errands(self, reread: Reread) -> Errands:
+    def _level(self, tenant: str) -> Level:
+        """By its run, else by its rule, also where nobody has seen it yet."""
+        book = self._kept.runs
+        run = None if book is None else book.told().of_tenant(tenant)
+        return self._config.level(tenant) if run is None else run.level
+
+    def _registrar(self, book: RunBook, scopes: Scopes) -> Registrar:
+        return Registrar(
+            book=book,
+            scopes=scopes,
+            processes=self._host.processes,
+            starters=starters,
+            config=lambda: self._config,
+            state=self._published,
+            clock=self._host.clock,
+            tell=self.publisher.note,
+            audit=self._kept.audit.record,
+        )
+
+    def _published(self) -> tuple[NodeState, Posture] | None:
+        snapshot = self.publisher.latest()
+        return None if snapshot is None else (snapshot.state, self.loop.posture)
+
+    def _errands(self, reread: Reread, scopes: Scopes | None) -> Errands:
+        book = self._kept.runs
         clock = self._host.clock
         return Errands(
             gpus=self._host.gpus,
             mark=self._kept.mark,
             leases=self._kept.leases,
             tokens=self._kept.tokens,
+            runs=None if book is None or scopes is None else (book, self._registrar(book, scopes)),
             reload=reread,
             wake=self.wake,
             posture=lambda: self.loop.posture,
@@ -133,20 +203,30 @@ class Core:
             tell=lambda kind, text: self.event(kind, text, alert=False),
         )
 
-    def _sensors(self, config: Config, agent_pid: int, latencies: Latencies) -> tuple[Sensor, ...]:
+    def _sensors(
+        self,
+        config: Config,
+        agent_pid: int,
+        latencies: Latencies,
+        sources: LatencySources | None,
+    ) -> tuple[Sensor, ...]:
         host = self._host
         return sense.sensors(
             sense.Means(
                 config=config,
                 gpus=host.gpus,
                 cgroups=host.cgroups,
+                units=host.units,
                 processes=host.processes,
                 events=host.events,
                 node=host.node,
                 kernel_log=host.kernel_log,
+                mps=host.mps,
                 clock=host.clock,
                 agent_pid=agent_pid,
                 latencies=latencies,
+                sources=sources,
+                runs=NoRuns() if self._kept.runs is None else self._kept.runs,
             )
         )
 
@@ -157,8 +237,10 @@ class Core:
 
     def configure(self, config: Config) -> None:
         """Go on under another configuration; what policies remember stays."""
+        self._config = config
         self.loop.policies = tuple(self._policies(config))
         self.loop.tick_seconds = config.tick
+        self.reconciler.reach = _reach(config)
         sense.configure(self.sensors, config)
         self._watch_marks(config)
 

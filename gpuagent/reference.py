@@ -68,6 +68,7 @@ _EXAMPLES: dict[str, object] = {
     "tenants.latency_from.url": "http://127.0.0.1:8000/metrics",
     "tenants.latency_from.metric": "vllm:e2e_request_latency_seconds",
     "cards.gpu": "*",
+    "run.allow.group": "ml",
     "cards.persistence_mode": True,
     "mps.groups.name": "training-cards",
     "mps.groups.default_threads": "50%",

@@ -47,7 +47,7 @@ def test_every_key_is_there_once_in_its_section_with_a_comment_above() -> None:
     lines = reference().splitlines()
     section = ""
     for above, line in zip(["", *lines], lines, strict=False):
-        if header := re.fullmatch(r"#?\[\[?([a-z._]+)\]\]?", line):
+        if header := re.fullmatch(r"#?\[\[?([a-zA-Z0-9._]+)\]\]?", line):
             section = header[1]
             if section == "tenants" and "tenants.name" in found:
                 break  # The second example has no comments.

@@ -205,8 +205,13 @@ def test_a_configuration_is_described_in_tomls_terms() -> None:
 _IN_RULES = {"name", "match", "budget", "panel", "budget_fraction"} | {
     *("memory_high", "memory_clear", "temperature_high", "temperature_clear", "hold", "within"),
     *("cpu_pressure_high", "cpu_pressure_clear", "probe_min", "probe_max", "metrics_listen"),
-    *("latency_high", "latency_clear", "network_listen"),
+    *("latency_high", "latency_clear", "network_listen", "levers", "hours", "memory_reserved"),
+    *("host_memory_high", "host_memory_max", "interval", "window"),
 }
+_ALWAYS = {"hours": "23:00-06:00", "url": "http://[::1]:1/metrics"}
+_GIVEN = {"metric": "a:b_seconds", "slice": "tenants.slice"}
+_ENTRIES = {"tenants"}
+"""Lists of tables that are made at random; of the others the rules have more to say."""
 
 
 def valid(field: inspect.Field) -> st.SearchStrategy[object]:
@@ -214,6 +219,8 @@ def valid(field: inspect.Field) -> st.SearchStrategy[object]:
     kind, quantity = unwrapped(field.type)
     if field.name in _IN_RULES:
         return st.just(field.default)
+    if quantity in _ALWAYS or field.name in _GIVEN:
+        return st.just(_ALWAYS.get(quantity) or _GIVEN[field.name])
     if isinstance(kind, inspect.FloatType | inspect.IntType):
         most = {"ratio": 1, "bytes": 2**50, "watts": 10**6, "seconds": 365 * 86400}
         high = min(x for x in (kind.le, kind.lt, most.get(quantity, 10**9)) if x is not None)
@@ -243,12 +250,14 @@ def configs(draw: st.DrawFn) -> Config:
                 values[field.name] = build(inner)
             elif isinstance(inner, inspect.VarTupleType):
                 element = inner.item_type
-                assert isinstance(element, inspect.StructType)
-                rules = [
-                    build(element, name=f"t{i}", match=Match(exe="/x"))
-                    for i in range(draw(st.integers(0, 2)))
-                ]
-                values[field.name] = tuple(rules)
+                if not isinstance(element, inspect.StructType):
+                    values[field.name] = field.default
+                elif field.name in _ENTRIES:
+                    rules = [
+                        build(element, name=f"t{i}", match=Match(exe="/x"))
+                        for i in range(draw(st.integers(0, 2)))
+                    ]
+                    values[field.name] = tuple(rules)
             else:
                 values[field.name] = draw(valid(field))
         built = kind.cls(**values)

@@ -23,6 +23,8 @@ class Order(msgspec.Struct, frozen=True):
     acts: bool = False
     keep: bool = False
     """Adopted: not put back, although nothing is to be written."""
+    passive: str = "the agent only observes now"
+    """Why nothing is written where the agent does not act."""
 
     @property
     def writes(self) -> bool:
@@ -46,6 +48,25 @@ class Order(msgspec.Struct, frozen=True):
             *self.direction,
             s and (s.value, s.budget_value, s.rule, s.purpose, s.blocked, s.subject),
         )
+
+
+class Reach(msgspec.Struct, frozen=True):
+    """What an agent that acts may turn at all; of everything else it is only said."""
+
+    families: frozenset[str] | None = None
+    """Of knobs; None for all."""
+    observed: frozenset[str] = frozenset()
+    """Tenants that are only observed."""
+
+    def beyond(self, setting: Setting | None) -> str:
+        """Why a setting is out of reach; empty where it is not."""
+        if setting is None:
+            return ""
+        if self.families is not None and setting.knob.family not in self.families:
+            return f"enforce.families leaves {setting.knob.family} out"
+        if setting.subject.tenant in self.observed:
+            return f"{setting.subject.tenant} is only observed, as its rule says"
+        return ""
 
 
 def for_budget(actuator: Actuator, setting: Setting, original: Real) -> Real | None:

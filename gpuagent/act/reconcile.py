@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from gpuagent.act.adopted import GRACE_SECONDS, Adopted
 from gpuagent.act.audit import AuditLog
-from gpuagent.act.desk import Desk, Order
+from gpuagent.act.desk import Desk, Order, Reach
 from gpuagent.act.lane import Lane
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import Target, target_of
@@ -47,6 +47,8 @@ class Reconciler:
         self._driving = False
         self._unturnable: tuple[Outcome, ...] = ()
         self._adopted = Adopted()
+        self.reach = Reach()
+        """Taken into account from the next `drive` on."""
 
     @property
     def actions(self) -> Mapping[tuple[str, str], int]:
@@ -140,8 +142,13 @@ class Reconciler:
         kept = self._adopted.kept(wishes.keys(), posture=posture, complete=complete, now=now.mono)
         for target in {*wishes, *self._lanes, *self._desk.ledger.entries}:
             if (lane := self._lane(target)) is not None:
-                order = Order(wishes.get(target), acts=posture.acts, keep=target in kept)
-                lane.give(order)
+                lane.give(self._order(wishes.get(target), posture, keep=target in kept))
+
+    def _order(self, setting: Setting | None, posture: Posture, *, keep: bool) -> Order:
+        beyond = self.reach.beyond(setting)
+        if posture.acts and beyond:
+            return Order(setting, acts=False, keep=keep, passive=beyond)
+        return Order(setting, acts=posture.acts, keep=keep)
 
     def _lane(self, target: Target) -> Lane | None:
         """The target's lane; None for an entry of another version, which `put_back` reports."""

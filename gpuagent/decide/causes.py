@@ -1,4 +1,4 @@
-"""The conditions that call for relief: memory, temperature, CPU pressure, latency (DESIGN 5)."""
+"""The conditions that call for relief: memory, reservations, temperature, CPU pressure, latency."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,22 +7,35 @@ import msgspec
 from gpuagent.config import Backpressure
 from gpuagent.decide.sustained import Sustained, Verdict
 from gpuagent.model.declare import Signal
-from gpuagent.model.inventory import NODE, Gpu, Level, Subject, Tenant, on_gpu, on_tenant
+from gpuagent.model.inventory import (
+    NODE,
+    Gpu,
+    Level,
+    Subject,
+    Tenant,
+    on_gpu,
+    on_tenant,
+    on_tenant_gpu,
+)
 from gpuagent.model.plan import Cause
 from gpuagent.model.state import NodeState
 from gpuagent.model.text import quantile_text
 from gpuagent.model.vocab import (
+    GPU_MEMORY_FREE_BYTES,
     GPU_MEMORY_TOTAL_BYTES,
     GPU_MEMORY_USED_BYTES,
     GPU_TEMPERATURE_CELSIUS,
     NODE_CPU_BUSY_RATIO,
     NODE_CPU_PRESSURE_RATIO,
+    TENANT_GPU_MEMORY_BYTES,
     TENANT_LATENCY_SECONDS,
 )
 
 GROWTH_SECONDS = 10.0
 """Window over which growth of memory is measured."""
 
+_RESERVED_BAND = 0.02
+"""Part of a reservation by which it must be over-fulfilled before the cause ends."""
 _SHOWS_SECONDS = {"temperature": 180.0}
 _PLAIN_RATIO = {"temperature": 0.02}
 
@@ -105,6 +118,8 @@ def look(state: NodeState, law: Backpressure) -> Iterator[Sample]:
     yield from _cpu(state, law)
     for tenant in state.inventory.tenants or ():
         yield from _latency(state, law, tenant)
+        for uuid in tenant.gpus:
+            yield from _reserved(state, tenant, uuid)
 
 
 def _memory(state: NodeState, law: Backpressure, gpu: Gpu) -> Iterator[Sample]:
@@ -138,6 +153,50 @@ def _memory(state: NodeState, law: Backpressure, gpu: Gpu) -> Iterator[Sample]:
         _error(ratio, law.memory_high, law.memory_clear, verdict),
         _band(law.memory_high, law.memory_clear),
         grown / law.memory_growth - 1.0,
+    )
+
+
+def _reserved(state: NodeState, tenant: Tenant, uuid: str) -> Iterator[Sample]:
+    """Whether what is free, and what it has already, make up what it was promised on this card.
+
+    A card that is too small for the promise, or that others of its level or above have filled, is no
+    matter for levers: the promise is then told as not kept, and nobody is held for it.
+    """
+    promised = tenant.limits.memory_reserved_bytes
+    gpu = state.inventory.gpu(uuid)
+    used = state.reading(TENANT_GPU_MEMORY_BYTES, on_tenant_gpu(tenant.name, uuid))
+    free = state.fresh(GPU_MEMORY_FREE_BYTES, on_gpu(uuid))
+    if promised is None or gpu is None or used is None or free is None:
+        return
+    could = min(promised, used.value + free + _of_those_below(state, tenant, uuid))
+    has = used.value + free
+    if has < could:
+        verdict = Verdict.HIGH
+    else:
+        verdict = Verdict.CLEAR if has >= could * (1 + _RESERVED_BAND) else Verdict.BETWEEN
+    yield Sample(
+        "reserved",
+        on_tenant_gpu(tenant.name, uuid),
+        used.at,
+        verdict,
+        f"{tenant.name} was promised {promised / 2**30:.3g} GiB of {label(gpu)}; it uses "
+        f"{used.value / 2**30:.3g} GiB and {free / 2**30:.3g} GiB are free",
+        (
+            ("memory_reserved_bytes", float(promised)),
+            ("memory_used_bytes", used.value),
+            ("memory_free_bytes", free),
+        ),
+        (could * (1 + _RESERVED_BAND / 2) - has) / (could * (1 + _RESERVED_BAND / 2)),
+        _RESERVED_BAND,
+    )
+
+
+def _of_those_below(state: NodeState, tenant: Tenant, uuid: str) -> float:
+    """Device memory on a card of the tenants that are less important."""
+    return sum(
+        state.fresh(TENANT_GPU_MEMORY_BYTES, on_tenant_gpu(other.name, uuid)) or 0.0
+        for other in state.inventory.on_card(uuid)
+        if other.level > tenant.level
     )
 
 

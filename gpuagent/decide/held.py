@@ -3,6 +3,7 @@
 import msgspec
 
 from gpuagent.decide.causes import CauseKey, Watch
+from gpuagent.decide.ladder import AT_ONCE
 from gpuagent.decide.origins import Before, Origins
 from gpuagent.decide.pi import Past
 from gpuagent.decide.relief import Relief
@@ -41,6 +42,16 @@ class Held(msgspec.Struct, frozen=True):
     @property
     def cause_key(self) -> CauseKey:
         return (self.cause.kind, self.cause.subject)
+
+    @property
+    def stepped(self) -> bool:
+        """Whether it moves in steps under either law: a card, and what is pulled or not."""
+        return self.tenant == CARD or self.knob in AT_ONCE
+
+    @property
+    def left(self) -> float:
+        """What is left to who is held: its share, or nothing of what is suspended or ended."""
+        return 0.0 if self.knob in AT_ONCE and self.grip.share < 1.0 else self.grip.share
 
     @property
     def why(self) -> str:

@@ -1,135 +1,77 @@
-"""The rungs: which levers can relieve which cause, and the settings that a share means for each."""
+"""The rungs: which levers can relieve which cause, in which order, and whom they may be pulled on."""
 
-from collections.abc import Iterable, Iterator
-
-import msgspec
+from collections.abc import Iterable
 
 from gpuagent.config import Backpressure
-from gpuagent.decide.origins import Origins
 from gpuagent.model.declare import Knob
-from gpuagent.model.inventory import Level, Seat, Tenant, on_cgroup
-from gpuagent.model.plan import Blocked, Cause, Setting
-from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT
+from gpuagent.model.inventory import Level, Seat, Tenant
+from gpuagent.model.plan import Blocked
+from gpuagent.model.vocab import (
+    CPU_MAX,
+    CPU_WEIGHT,
+    IO_WEIGHT,
+    RUNNING,
+    SUSPENDED,
+    TERMINATED,
+)
 
 RUNGS: dict[str, tuple[Knob, ...]] = {
-    "cpu": (CPU_WEIGHT, CPU_MAX),
-    "memory": (CPU_MAX,),
-    "temperature": (CPU_MAX,),
-    "latency": (CPU_WEIGHT, CPU_MAX),
+    "cpu": (CPU_WEIGHT, CPU_MAX, TERMINATED),
+    "memory": (CPU_MAX, SUSPENDED, TERMINATED),
+    "reserved": (CPU_MAX, SUSPENDED, TERMINATED),
+    "temperature": (CPU_MAX, RUNNING),
+    "latency": (CPU_WEIGHT, IO_WEIGHT, CPU_MAX, RUNNING, SUSPENDED, TERMINATED),
 }
-"""Levers on a tenant by the cause they can relieve, the gentlest first (DESIGN 5)."""
+"""Levers on a tenant by the cause they can relieve, the gentlest first (DESIGN 5).
+
+Two more are pulled beside whichever is in use: the notice, and the MPS thread percentage, which acts
+at the next launch only. Nothing is ended because of heat: the limit of the card relieves that.
+"""
+
+AT_ONCE = frozenset({SUSPENDED.name, TERMINATED.name})
+"""Levers that are pulled or not: no share lies between."""
+
+_SIBLINGS_ONLY = frozenset({CPU_WEIGHT, IO_WEIGHT})
 
 
-CPU_UNKNOWN = Blocked("refused", "how much CPU it uses is not known, so no share of it is")
+def rungs(tenant: Tenant, kind: str) -> tuple[Knob, ...]:
+    """Those that may be pulled on a tenant for such a cause."""
+    return tuple(
+        k for k in RUNGS[kind] if k.family in tenant.levers and k.family not in tenant.observed
+    )
 
 
-def is_last_rung(knob: str, kind: str) -> bool:
-    """Whether no lever on a tenant is left after this one for such a cause."""
-    return RUNGS[kind][-1].name == knob
+def is_last_rung(tenant: Tenant, knob: str, kind: str) -> bool:
+    """Whether no lever on the tenant is left after this one for such a cause."""
+    left = rungs(tenant, kind)
+    return not left or left[-1].name == knob
 
 
-class Pull(msgspec.Struct, frozen=True):
-    """One lever, pulled on one tenant to one share for one cause."""
-
-    knob: Knob
-    tenant: Tenant
-    share: float
-    origins: Origins
-    cause: Cause
-    because: str
-    """Why now, in words."""
-
-    def settings(self, protected: Iterable[Tenant], law: Backpressure) -> tuple[Setting, ...]:
-        """One setting for each cgroup of the tenant: to be tried, or blocked with the reason."""
-        if not self.tenant.seats:
-            return ()
-        make = self._cpu_max if self.knob is CPU_MAX else self._cpu_weight
-        guarded = tuple(protected)
-        return tuple(s for seat in self.tenant.seats for s in make(seat, guarded, law))
-
-    def _cpu_max(
-        self, seat: Seat, _protected: tuple[Tenant, ...], law: Backpressure
-    ) -> Iterator[Setting]:
-        origin = self.origins.get((seat.path, seat.inode))
-        used = None if origin is None else origin.cores
-        blocked = None
-        if seat.refusal:
-            blocked = Blocked("refused", seat.refusal)
-        elif used is None:
-            blocked = CPU_UNKNOWN
-        elif used <= law.min_cores:
-            why = f"it uses {used:.2f} cores; of {law.min_cores:g} or less there is nothing to take"
-            blocked = Blocked("ineffective", why)
-        cores = max(law.min_cores, self.share * (used or 0.0))
-        yield self._setting(
-            seat,
-            cores,
-            f"cpu.max {cores:.2f} cores, {self.share:.0%} of the {used or 0:.2f} it used before",
-            blocked,
-        )
-
-    def _cpu_weight(
-        self, seat: Seat, protected: tuple[Tenant, ...], _law: Backpressure
-    ) -> Iterator[Setting]:
-        """At the ancestor just below the one it shares with each tenant to be protected."""
-        targets = {
-            target.path: target
-            for other in protected
-            for guarded in other.seats
-            if (target := below_common(seat, guarded)) is not None
-        }
-        if not targets:
-            yield self._setting(
-                seat,
-                1.0,
-                "cpu.weight",
-                Blocked("ineffective", "no more important tenant competes with it as a sibling"),
-            )
-        for target in targets.values():
-            origin = self.origins.get((target.path, target.inode))
-            original = None if origin is None else origin.weight
-            blocked = None
-            if target.refusal:
-                blocked = Blocked("refused", target.refusal)
-            elif original is None:
-                blocked = Blocked("ineffective", f"{target.path} has no cpu.weight to turn")
-            weight = max(1.0, float(round(self.share * (original or 100.0))))
-            yield self._setting(
-                target,
-                weight,
-                f"cpu.weight {weight:.0f}, {self.share:.0%} of {original or 100:.0f}",
-                blocked,
-            )
-
-    def _setting(self, seat: Seat, value: float, what: str, blocked: Blocked | None) -> Setting:
-        return Setting(
-            self.knob,
-            on_cgroup(self.tenant.name, seat.path, seat.inode),
-            value,
-            why=f"{what}: {self.because}; {self.tenant.name} is L{self.tenant.level.value}",
-            rule=f"backpressure/{self.cause.kind}",
-            numbers=(*self.cause.numbers, ("share", self.share)),
-            blocked=blocked,
-        )
-
-
-def unfit(knob: Knob, kind: str, busy: float | None, law: Backpressure) -> Blocked | None:
+def unfit(
+    knob: Knob, kind: str, law: Backpressure, *, busy: float | None, waits: float | None
+) -> Blocked | None:
     """Why a lever cannot relieve this kind of cause now, wherever it is pulled.
 
-    `busy` is the share of all CPU time in use. A weight decides something only while CPUs are
-    contended: they are where they are the cause, and for a latency they may be. Where that is not
-    known the weight is left out too: waiting for it would cost a time box, and cpu.max acts anyway.
+    `busy` is the share of all CPU time in use, `waits` that of time in which tasks wait for disks. A
+    weight decides something only while CPUs, or disks, are contended: they are where they are the
+    cause, and for a latency they may be. Where that is not known the weight is left out too: waiting
+    for it would cost a time box, and cpu.max acts anyway.
     """
-    if knob is not CPU_WEIGHT or kind != "latency":
+    if knob not in _SIBLINGS_ONLY or kind != "latency":
         return None
-    if busy is None:
-        return Blocked("ineffective", "whether the CPUs are contended is not known")
-    if busy >= law.cpu_busy:
+    what, value, mark = (
+        ("CPUs are busy", busy, law.cpu_busy)
+        if knob is CPU_WEIGHT
+        else ("disks are waited for", waits, law.io_pressure_high)
+    )
+    if value is None:
+        return Blocked("ineffective", f"how much {what} is not known")
+    if value >= mark:
         return None
     return Blocked(
         "ineffective",
-        f"the CPUs are busy in {busy:.0%} of the time, and a weight acts only while they are "
-        f"contended ({law.cpu_busy:.0%})",
+        f"the {what} in {value:.0%} of the time, and a weight acts only while they are contended "
+        f"({mark:.0%})",
     )
 
 

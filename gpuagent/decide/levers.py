@@ -6,19 +6,38 @@ import msgspec
 
 from gpuagent.config import Backpressure as Law
 from gpuagent.decide.card import card_floor, card_setting
-from gpuagent.decide.causes import CauseKey
+from gpuagent.decide.causes import CauseKey, growth
 from gpuagent.decide.held import CARD, Futile, Held, HeldKey, Mark
-from gpuagent.decide.ladder import RUNGS, Pull, may_be_held, protected_from, unfit
+from gpuagent.decide.ladder import (
+    AT_ONCE,
+    RUNGS,
+    is_last_rung,
+    may_be_held,
+    protected_from,
+    rungs,
+    unfit,
+)
 from gpuagent.decide.origins import Origins, Place, measure
+from gpuagent.decide.pull import Pull
+from gpuagent.decide.risk import freezing
 from gpuagent.decide.share import Grip
 from gpuagent.decide.victims import candidates, near
 from gpuagent.model.declare import Knob
-from gpuagent.model.inventory import NODE, Tenant
+from gpuagent.model.inventory import NODE, Process, Tenant, on_tenant_gpu
 from gpuagent.model.lease import overridden
 from gpuagent.model.plan import Blocked, Cause, Setting
 from gpuagent.model.state import NodeState
-from gpuagent.model.vocab import KNOB, NODE_CPU_BUSY_RATIO, POWER_LIMIT
+from gpuagent.model.vocab import (
+    CPU_MAX,
+    KNOB,
+    NODE_CPU_BUSY_RATIO,
+    NODE_IO_PRESSURE_RATIO,
+    POWER_LIMIT,
+    RUNNING,
+    TENANT_GPU_MEMORY_BYTES,
+)
 
+_OBSERVED = Blocked("would", "of this tenant, or of this family of knobs, it is only said")
 _STILL_BUSY = 0.8
 """CPUs that were contended still are at this part of the mark: a weight in use is not for a second."""
 
@@ -43,11 +62,12 @@ class Levers:
         self.tenants = {
             t.name: t
             for t in state.inventory.tenants or ()
-            if may_be_held(t) and t.seats and t.name not in taken
+            if may_be_held(t) and t.name not in taken and (t.seats or AT_ONCE & {*t.levers})
         }
         self._state = state
         self._law = law
         self._cpu_busy = state.fresh(NODE_CPU_BUSY_RATIO, NODE)
+        self._disk_waits = state.fresh(NODE_IO_PRESSURE_RATIO, NODE)
         self._known = origins
         found = {f.mark: f.trust(law.ineffective_for) for f in futile if f.regretted}
         self._missed = {**missed, **found}
@@ -111,11 +131,32 @@ class Levers:
         if held.tenant == CARD:
             setting = card_setting(self._state, held.cause, held.grip.share, held.why)
             return () if setting is None else (setting,)
-        tenant = self.tenants[held.tenant]
+        tenant, knob = self.tenants[held.tenant], KNOB[held.knob]
         pull = Pull(
-            KNOB[held.knob], tenant, held.grip.share, self._origins(tenant), held.cause, held.why
+            knob,
+            tenant,
+            held.grip.share,
+            self._origins(tenant),
+            held.cause,
+            held.why,
+            processes=self._processes(tenant, held.cause) if held.knob in AT_ONCE else (),
+            risk=freezing(tenant) if knob is RUNNING else "",
         )
         return pull.settings(self._protect_from(tenant), self._law)
+
+    def _processes(self, tenant: Tenant, cause: Cause) -> tuple[Process, ...]:
+        """The tenant's own on the cards that the cause is about, or on any."""
+        cards = self._cards(cause)
+        on_them = {
+            p.pid for p in self._state.inventory.gpu_processes or () if not cards or p.gpu in cards
+        }
+        return tuple(p for p in tenant.processes if p.pid in on_them)
+
+    def _cards(self, cause: Cause) -> set[str]:
+        if cause.subject.gpu:
+            return {cause.subject.gpu}
+        suffers = self._state.inventory.tenant(cause.subject.tenant)
+        return set() if suffers is None else set(suffers.gpus)
 
     def _origins(self, tenant: Tenant) -> Origins:
         if tenant.name not in self._measured:
@@ -132,11 +173,12 @@ class Levers:
 
     def grasp(self, tenant: Tenant, cause: Cause) -> Held | None:
         """A new lever on a tenant: the first rung that is neither futile nor blocked everywhere."""
-        for knob in RUNGS[cause.kind]:
+        for knob in rungs(tenant, cause.kind):
             first = self._first_step(tenant, cause, knob)
             usable = any(s.blocked is None for s in self._make(first))
             if usable and self._useless(first) is None:
-                grip = Grip(floor=tenant.limits.min_share_ratio)
+                floor = tenant.limits.min_share_ratio
+                grip = Grip(floor=floor, eased=floor if knob.name in AT_ONCE else 1.0)
                 return self._trusted(msgspec.structs.replace(first, grip=grip))
         return None
 
@@ -158,9 +200,15 @@ class Levers:
     def _first_step(self, tenant: Tenant, cause: Cause, knob: Knob) -> Held:
         return Held(tenant.name, cause, knob.name, Grip(floor=0.0, share=self._law.cut, calm=False))
 
+    def last(self, held: Held) -> bool:
+        """Whether no other lever is left to try after it."""
+        if held.tenant == CARD:
+            return True
+        return is_last_rung(self.tenants[held.tenant], held.knob, held.cause.kind)
+
     def _useless(self, held: Held) -> Blocked | None:
         """Why the lever relieves nothing, from what it is or from what came of it before."""
-        why = unfit(KNOB[held.knob], held.cause.kind, self._cpu_busy, self._law)
+        why = self._unfit(held, self._cpu_busy, self._disk_waits) or self._still(held)
         if why is not None:
             return why
         mark = _mark(held)
@@ -168,7 +216,7 @@ class Levers:
 
     def give_up(self, held: Held, blocked: Blocked, *, trust_seconds: float) -> None:
         """Remember that a lever was of no use for this cause, and how long it was trusted."""
-        if self._unfit(held) is not None:
+        if self._plainly_unfit(held) is not None:
             return  # which is told anew each time
         until = self._state.now.mono + self._law.ineffective_for
         relief = held.relief.let_go() if held.relief and blocked.result == "ineffective" else None
@@ -189,7 +237,7 @@ class Levers:
 
         Only what is known counts against a lever in use: a reading that is missing says nothing.
         """
-        why = self._unfit(held)
+        why = self._plainly_unfit(held)
         if why is not None:
             return why
         tried = [s for s in self.settings(held) if s.blocked is None]
@@ -199,12 +247,28 @@ class Levers:
             return None
         return Blocked(refused[0].result, refused[0].why)
 
-    def _unfit(self, held: Held) -> Blocked | None:
+    def _unfit(self, held: Held, busy: float | None, waits: float | None) -> Blocked | None:
+        return unfit(KNOB[held.knob], held.cause.kind, self._law, busy=busy, waits=waits)
+
+    def _plainly_unfit(self, held: Held) -> Blocked | None:
         """Why a lever in use relieves nothing now: what makes it so has to be plain."""
-        busy = self._cpu_busy
-        if busy is None or busy >= _STILL_BUSY * self._law.cpu_busy:
+        law, busy, waits = self._law, self._cpu_busy, self._disk_waits
+        return self._unfit(
+            held,
+            law.cpu_busy if busy is None or busy >= _STILL_BUSY * law.cpu_busy else busy,
+            law.io_pressure_high
+            if waits is None or waits >= _STILL_BUSY * law.io_pressure_high
+            else waits,
+        )
+
+    def _still(self, held: Held) -> Blocked | None:
+        """That slowing a tenant frees nothing of a reservation, while its memory does not grow."""
+        if held.cause.kind != "reserved" or held.knob != CPU_MAX.name:
             return None
-        return unfit(KNOB[held.knob], held.cause.kind, busy, self._law)
+        here = on_tenant_gpu(held.tenant, held.cause.subject.gpu)
+        if (growth(self._state, TENANT_GPU_MEMORY_BYTES, here) or 0.0) > 0:
+            return None
+        return Blocked("ineffective", "its device memory does not grow: slowing it frees none")
 
     def obstacles(self, cause: Cause, in_use: dict[HeldKey, Held]) -> Iterator[Setting]:
         """Levers that come before the one in use and cannot be pulled: said, with the reason."""
@@ -213,8 +277,10 @@ class Levers:
             for knob in RUNGS[cause.kind]:
                 if held is not None and held.knob == knob.name:
                     break
+                if knob.family not in tenant.levers:
+                    continue
                 first = self._first_step(tenant, cause, knob)
-                useless = self._useless(first)
+                useless = _OBSERVED if knob.family in tenant.observed else self._useless(first)
                 for setting in self._make(first):
                     blocked = setting.blocked or useless
                     if blocked is not None:

@@ -17,6 +17,9 @@ from gpuagent.model.plan import Plan, Setting
 from gpuagent.model.state import KnobKey, NodeState
 from gpuagent.model.vocab import POWER_LIMIT
 
+DECLARED = "limits/"
+"""Rules that begin so carry out what a tenant's own limits declare, an L1's included."""
+
 
 class Violation(AgentError):
     """A plan breaks an invariant. That is a bug in a policy, and ends the process (DESIGN 9)."""
@@ -31,7 +34,8 @@ def merge(wishes: Iterable[Setting], state: NodeState) -> Plan:
     chosen: dict[KnobKey, Setting] = {}
     decides = overridden(state.leases)
     for wish in wishes:
-        if wish.knob.on is On.CGROUP and decides.get(wish.subject.tenant, wish.rule) != wish.rule:
+        declared = wish.rule.startswith(DECLARED)
+        if not declared and decides.get(wish.subject.tenant, wish.rule) != wish.rule:
             continue
         known = chosen.get(wish.key)
         chosen[wish.key] = wish if known is None else _stronger(known, wish)
@@ -81,14 +85,18 @@ def _in_range(setting: Setting, state: NodeState) -> Setting:
 def check(plan: Plan, state: NodeState) -> None:
     """Raise Violation where the plan would turn a knob that acts on an L1 tenant's processes."""
     protected = protected_paths(state)
+    names = {t.name for t in state.inventory.tenants or () if t.level is Level.L1}
     for setting in plan.settings:
-        if setting.knob.on is not On.CGROUP or setting.blocked is not None:
+        if setting.blocked is not None or setting.rule.startswith(DECLARED):
             continue
-        name = lives_at(protected, setting.subject.cgroup)
+        if setting.knob.on is On.CGROUP:
+            name = lives_at(protected, setting.subject.cgroup)
+        else:
+            name = setting.subject.tenant if setting.subject.tenant in names else None
         if name is not None:
             raise Violation(
-                f"{setting.rule} would turn {setting.knob.name} at {setting.subject.cgroup}, "
-                f"where {name} (L1) lives"
+                f"{setting.rule} would turn {setting.knob.name} of {setting.subject}, "
+                f"which is, or is where, {name} (L1) lives"
             )
 
 

@@ -11,6 +11,7 @@ from gpuagent.model.vocab import (
     CGROUP_CPU_WEIGHT,
     CPU_MAX,
     CPU_WEIGHT,
+    RUNNING,
     TENANT_CPU_CORES,
 )
 
@@ -45,7 +46,7 @@ class Before(msgspec.Struct, frozen=True):
     at: float = float("-inf")
     """Monotonic seconds."""
     held: tuple[Place, ...] = ()
-    """The cgroups whose cpu.max was ours, whoever wished it."""
+    """The cgroups whose cpu.max, or freezer, was ours, whoever wished it."""
 
     @classmethod
     def of(cls, state: NodeState) -> "Before":
@@ -71,7 +72,9 @@ def with_those_held(known: Origins, last: Before, state: NodeState) -> Origins:
 
 def _held(state: NodeState) -> Iterator[Subject]:
     return (
-        o.subject for o in state.outcomes.values() if o.knob is CPU_MAX and o.original is not None
+        o.subject
+        for o in state.outcomes.values()
+        if o.knob in {CPU_MAX, RUNNING} and o.original is not None
     )
 
 

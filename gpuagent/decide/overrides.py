@@ -13,24 +13,21 @@ import msgspec
 from gpuagent.config import Config
 from gpuagent.decide.card import operators_limit
 from gpuagent.decide.causes import label
-from gpuagent.decide.ladder import CPU_UNKNOWN, Pull
-from gpuagent.decide.merge import lives_at, protected_paths
 from gpuagent.decide.origins import (
-    WINDOW_SECONDS,
     Before,
     Origin,
     Origins,
     cores_seen,
     measure,
     relied_on,
-    watched_seconds,
     with_those_held,
 )
+from gpuagent.decide.standing import held_to, used_before
 from gpuagent.model.inventory import Gpu, Level, Tenant, on_cgroup
 from gpuagent.model.lease import USED_CORES, Lease, objection
-from gpuagent.model.plan import Blocked, Cause, Decision, Hold, Setting
+from gpuagent.model.plan import Cause, Decision, Hold, Setting
 from gpuagent.model.state import Event, KnobKey, NodeState, Outcome
-from gpuagent.model.vocab import CPU_MAX, POWER_LIMIT
+from gpuagent.model.vocab import POWER_LIMIT
 
 _PATIENCE_SECONDS = 10.0
 """An override that cannot be carried out is told of after so long: after a start it takes a moment
@@ -82,7 +79,7 @@ class Overrides:
         return (
             Memory(
                 before=last,
-                origins=relied_on(_used(origins, settings, state), last.held, now),
+                origins=relied_on(used_before(origins, settings, state), last.held, now),
                 leases=state.leases,
                 hindered=since,
                 said=tuple(sorted(due)),
@@ -114,31 +111,16 @@ class Overrides:
     def _share(
         self, lease: Lease, tenant: Tenant, state: NodeState, origins: Origins
     ) -> Iterator[Setting]:
-        pull = Pull(
-            CPU_MAX,
-            tenant,
-            share_of(lease, tenant),
-            measure(state, tenant, origins),
-            Cause("override", lease.subject, state.now.mono, lease.words),
-            lease.words,
-        )
-        protected = protected_paths(state)
-        for setting in pull.settings((), self._law):
-            place = (setting.subject.cgroup, setting.subject.inode)
-            name = lives_at(protected, setting.subject.cgroup)
-            shared = None if name is None else Blocked("refused", f"{name} (L1) lives there")
-            blocked = setting.blocked or shared
-            if blocked is None and place not in origins:
-                watched = watched_seconds(state, setting.subject)
-                if watched is None:
-                    blocked = CPU_UNKNOWN
-                elif watched < WINDOW_SECONDS:
-                    continue  # a share of its first seconds would be held as long as the override
-            used = pull.origins[place].cores
+        cause = Cause("override", lease.subject, state.now.mono, lease.words)
+        known = measure(state, tenant, origins)
+        share = share_of(lease, tenant)
+        for setting in held_to(
+            share, tenant, cause=cause, state=state, origins=origins, law=self._law
+        ):
+            used = known[setting.subject.cgroup, setting.subject.inode].cores
             yield msgspec.structs.replace(
                 setting,
                 rule=lease.rule,
-                blocked=blocked,
                 numbers=(*setting.numbers, *(() if used is None else ((USED_CORES, used),))),
             )
 
@@ -173,22 +155,6 @@ def _remembered(origins: Origins, state: NodeState) -> Origins:
                 subject = on_cgroup(lease.subject.tenant, *place)
                 seen = cores_seen(state, subject)
                 found[place] = Origin(max(used.cores, seen or 0.0), None, state.now.mono)
-    return found
-
-
-def _used(origins: Origins, settings: Iterable[Setting], state: NodeState) -> Origins:
-    """With what the settings rely on: once they act, the CPU use shows it no more."""
-    found = dict(origins)
-    for setting in settings if state.acts else ():
-        if setting.knob is not CPU_MAX or setting.blocked is not None:
-            continue
-        place = (setting.subject.cgroup, setting.subject.inode)
-        if place not in found:
-            tenant = state.inventory.tenant(setting.subject.tenant)
-            assert tenant is not None
-            found[place] = msgspec.structs.replace(
-                measure(state, tenant, origins)[place], used_at=state.now.mono
-            )
     return found
 
 

@@ -6,9 +6,9 @@ import msgspec
 
 from gpuagent.config import Backpressure as Law
 from gpuagent.decide import pi, share
+from gpuagent.decide.beside import beside
 from gpuagent.decide.causes import CauseKey, Sample, Watch
 from gpuagent.decide.held import CARD, Futile, Held, Memory
-from gpuagent.decide.ladder import is_last_rung
 from gpuagent.decide.levers import Levers
 from gpuagent.decide.origins import WINDOW_SECONDS, Before, relied_on, with_those_held
 from gpuagent.decide.relief import Relief
@@ -113,7 +113,7 @@ class Turn:
 
         Between its two marks a cause goes on; nobody is held for it without end.
         """
-        if self._law.control == "pi" and held.tenant != CARD:
+        if self._law.control == "pi" and not held.stepped:
             return False  # which moves all the time
         if self._samples[held.cause_key].verdict is Verdict.HIGH:
             return False
@@ -141,14 +141,13 @@ class Turn:
         grip, sample, relief = held.grip, self._samples[held.cause_key], held.relief
         if grip.calm:
             return
-        by_pi = self._law.control == "pi" and held.tenant != CARD
+        by_pi = self._law.control == "pi" and not held.stepped
         over = sample.error > 0 if by_pi else sample.verdict is Verdict.HIGH
         helped = False
         if relief is not None:
             settled = grip.at_floor and self._now - grip.moved_at > sample.shows
             relief = relief.after(sample.at, sample.effect, settled=settled)
-            last = held.tenant == CARD or is_last_rung(held.knob, held.cause.kind)
-            helped = last and relief.plain
+            helped = self._levers.last(held) and relief.plain
         kept = held.kept_since if grip.at_floor else None
         if kept is None and grip.at_floor and over and helped:
             kept = self._now
@@ -276,7 +275,7 @@ class Turn:
 
     def _move(self, held: Held, change: float) -> bool:
         """Change a tenant's share; False if it is at the end of its range, or only observed."""
-        if held.tenant == CARD:
+        if held.stepped:
             return self._cut(held)
         if held.grip.share < 1.0 and not self._state.acts:
             return False
@@ -290,8 +289,8 @@ class Turn:
         return True
 
     def _most_important_first(self, these: Iterable[Held]) -> list[Held]:
-        """Who was last to be cut comes first; a card, which is everybody's, is none of them."""
-        latest_first = [h for h in these if h.tenant != CARD][::-1]
+        """Who was last to be cut comes first; what moves in steps is none of them."""
+        latest_first = [h for h in these if not h.stepped][::-1]
         return sorted(latest_first, key=lambda h: self._levers.tenants[h.tenant].level)
 
     # -- when it has ended ---------------------------------------------------------------------------
@@ -323,6 +322,7 @@ class Turn:
 
     def settings(self) -> tuple[Setting, ...]:
         wished = [s for h in self._held.values() for s in self._levers.settings(h)]
+        wished += beside(self._held.values(), self._levers.tenants)
         known = {s.key for s in wished}
         return (*wished, *(s for s in self._blocked if s.key not in known))
 
@@ -355,12 +355,12 @@ class Turn:
         tightest: dict[Subject, Held] = {}
         for held in self._held.values():
             known = tightest.get(held.who)
-            if known is None or held.grip.share < known.grip.share:
+            if known is None or held.left < known.left:
                 tightest[held.who] = held
         return tuple(
             Hold(
                 subject=who,
-                share=held.grip.share,
+                share=held.left,
                 rung=KNOB[held.knob].family if held.grip.share < 1.0 else "",
                 cause=held.cause.kind,
                 why=held.why,

@@ -40,12 +40,18 @@ def _near(state: NodeState, cause: Cause) -> Iterator[Tenant]:
 
 
 def near(state: NodeState, subject: Subject, tenant: Tenant) -> bool:
-    """Whether the tenant is where the cause is: on its card, or, of a latency, beside that tenant."""
+    """Whether the tenant is where the cause is: on its card, or, of a latency, beside that tenant.
+
+    For a promise to another it must be less important than that one.
+    """
     if subject == NODE:
         return True
     if not subject.tenant:
         return subject.gpu in tenant.gpus
     suffers = state.inventory.tenant(subject.tenant)
+    if subject.gpu:  # a reservation on a card
+        on_it = subject.gpu in tenant.gpus
+        return on_it and suffers is not None and tenant.level > suffers.level
     return (
         suffers is not None
         and objective(suffers) is not None
@@ -69,6 +75,8 @@ def _part(state: NodeState, cause: Cause, tenant: Tenant) -> float | None:
         if grown and used and limit is not None and used > limit:
             return grown + used  # over its declared limit: before all who keep to theirs
         return grown
+    if cause.kind == "reserved":
+        return state.fresh(TENANT_GPU_MEMORY_BYTES, here)
     if cause.kind == "temperature":
         return state.fresh(TENANT_GPU_UTILIZATION_RATIO, here)
     cores = state.fresh(TENANT_CPU_CORES, on_tenant(tenant.name))

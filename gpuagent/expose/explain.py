@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from gpuagent.expose import overrides
+from gpuagent.expose import overrides, runs
 from gpuagent.expose.picture import (
     hold,
     number,
@@ -13,12 +13,13 @@ from gpuagent.expose.picture import (
     since,
     tight,
 )
-from gpuagent.expose.views import CauseView, ExplanationView, KnobView, PlanView
+from gpuagent.expose.views import CauseView, ExplanationView, KnobView, PlanView, SourceView
 from gpuagent.model.declare import Knob, On
+from gpuagent.model.hours import within
 from gpuagent.model.inventory import Level, Subject, Tenant, on_cgroup, on_gpu
 from gpuagent.model.plan import Cause, Setting, Snapshot
 from gpuagent.model.state import KnobKey, NodeState, Outcome
-from gpuagent.model.vocab import KNOBS, SIGNAL
+from gpuagent.model.vocab import KNOBS, POWER_LIMIT, SIGNAL
 
 LEVEL_MEANS: Mapping[Level, str] = {
     Level.L1: "latency-critical: its own knobs are never turned",
@@ -28,7 +29,8 @@ LEVEL_MEANS: Mapping[Level, str] = {
 
 
 def explanation(snapshot: Snapshot, who: Tenant) -> ExplanationView:
-    posture = snapshot.posture
+    posture, now = snapshot.posture, snapshot.state.now
+    made = snapshot.runs.of_tenant(who.name)
     keys = {**dict.fromkeys(_reach(who)), **dict.fromkeys(_turned(snapshot, who))}
     settings = snapshot.plan.by_key()
     return ExplanationView(
@@ -38,6 +40,10 @@ def explanation(snapshot: Snapshot, who: Tenant) -> ExplanationView:
         acts=posture.acts,
         passive_why=passive_why(posture),
         overrides=overrides.views_of(snapshot, who),
+        run=None if made is None else runs.run_view(made),
+        hours=who.hours,
+        within_hours=within(who.hours, now.wall, now.utc_offset),
+        latency_source=_source(snapshot.state, who.name),
         causes=tuple(_cause(c, snapshot) for c in snapshot.causes if _concerns(c, who)),
         cards_held=tuple(hold(snapshot, h) for h in tight(snapshot) if h.subject.gpu in who.gpus),
         knobs=tuple(_knob(snapshot, key, settings.get(key), who) for key in keys),
@@ -47,13 +53,26 @@ def explanation(snapshot: Snapshot, who: Tenant) -> ExplanationView:
     )
 
 
+def _source(state: NodeState, tenant: str) -> SourceView | None:
+    said = next((s for s in state.sources if s.tenant == tenant), None)
+    if said is None:
+        return None
+    last = said.last_success
+    return SourceView(
+        url=said.url,
+        metric=said.metric,
+        up=said.up,
+        why=said.why,
+        last_success_seconds=None if last is None else since(last, state.now.mono),
+    )
+
+
 def _reach(who: Tenant) -> Iterable[KnobKey]:
-    """Every knob that could reach the tenant: on its own cgroups and on its cards."""
+    """Every knob that may be turned to hold the tenant back: on its own cgroups and on its cards."""
     for knob in KNOBS:
-        if knob.on is On.CGROUP:
+        if knob.on is On.CGROUP and knob.family in who.levers:
             yield from ((knob, on_cgroup(who.name, s.path, s.inode)) for s in who.seats)
-        elif knob.on is On.GPU:
-            yield from ((knob, on_gpu(uuid)) for uuid in who.gpus)
+    yield from ((POWER_LIMIT, on_gpu(uuid)) for uuid in who.gpus)
 
 
 def _turned(snapshot: Snapshot, who: Tenant) -> Iterable[KnobKey]:

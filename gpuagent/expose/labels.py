@@ -34,8 +34,10 @@ class Names:
             return self.of_card(subject.gpu)
         if on is On.MIG:
             return self._slices.get(subject.gpu, {"gpu": "", "uuid": "", "mig": subject.gpu})
-        if on is On.TENANT:
+        if on in {On.TENANT, On.PROCESS}:  # no metric has a process's number
             return self.of_tenant(subject.tenant)
+        if on is On.MPS:
+            return {"mps": wire(subject.gpu)}
         if on is On.TENANT_GPU:
             return {**self.of_tenant(subject.tenant), **self.of_card(subject.gpu)}
         if on is On.CGROUP:
@@ -45,7 +47,7 @@ class Names:
     def of_held(self, subject: Subject) -> Labels:
         """Labels of a tenant or a card, the same for either: what does not apply is empty."""
         tenant = self.of_tenant(subject.tenant) if subject.tenant else {"tenant": "", "level": ""}
-        return {**tenant, **self.of_card(subject.gpu)}
+        return {**tenant, **self.of_card("" if subject.on is On.MPS else subject.gpu)}
 
     def of_target(self, subject: Subject) -> Labels:
         """Labels of what a knob turns, the same for all: what does not apply is empty."""

@@ -20,10 +20,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
 from gpuagent.expose import dcgm
 from gpuagent.expose.access import Access
+from gpuagent.expose.families import Family, alone
 from gpuagent.expose.labels import Labels, Names
 from gpuagent.expose.picture import share_left, tight
 from gpuagent.model.declare import On
@@ -34,7 +34,6 @@ from gpuagent.model.text import quantile_text, wire
 from gpuagent.model.vocab import KNOBS, SIGNALS
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-_PREFIX = "gpuagent_"
 _FAST_GZIP = 1
 REUSED_SECONDS = 1.0
 
@@ -147,32 +146,6 @@ class _OwnProcess(Collector):
             yield metric
 
 
-class Family:
-    """One metric and its series. A series given twice keeps the later value."""
-
-    def __init__(self, name: str, text: str, kind: str = "gauge") -> None:
-        self._name = _PREFIX + name
-        self._text = text
-        self._kind = kind
-        self._series: dict[tuple[str, ...], tuple[Labels, float]] = {}
-
-    def add(self, labels: Labels, value: float) -> None:
-        self._series[tuple(labels.values())] = (labels, value)
-
-    def metric(self, mark: Labels) -> Metric:
-        """With the labels of `mark` on every series."""
-        # prometheus_client wants a counter's name without the suffix, its samples' with it.
-        name = self._name.removesuffix("_total") if self._kind == "counter" else self._name
-        metric = Metric(name, self._text, self._kind)
-        metric.samples = [
-            Sample(self._name, {**labels, **mark}, value) for labels, value in self._series.values()
-        ]
-        return metric
-
-    def __bool__(self) -> bool:
-        return bool(self._series)
-
-
 class SnapshotCollector(Collector):
     """All families of one snapshot, which no one changes while they are read."""
 
@@ -231,17 +204,18 @@ class SnapshotCollector(Collector):
     def _knobs(self) -> Iterable[Family]:
         wanted = {k: Family(k.wanted_name, f"Wanted by the agent: {k.help}") for k in KNOBS}
         outcome = Family(
-            "setting_outcome", "1 for what became of each setting, or for why it was not tried."
+            "setting_outcome",
+            "How many settings came to what, or were not tried for what; of a process by its tenant.",
         )
-        settings = self._snapshot.plan.by_key()
-        for (knob, subject), setting in settings.items():
-            wanted[knob].add(self._names.of_subject(subject), setting.value)
-            if setting.blocked is not None and setting.key not in self._snapshot.outcomes:
+        outcomes = self._snapshot.outcomes
+        for (knob, subject), setting in self._snapshot.plan.by_key().items():
+            wanted[knob].count(self._names.of_subject(subject), setting.value)
+            if setting.blocked is not None and setting.key not in outcomes:
                 labels = self._names.of_target(subject)
-                outcome.add({"knob": knob.name, **labels, "result": setting.blocked.result}, 1)
-        for (knob, subject), became in self._snapshot.outcomes.items():
+                outcome.count({"knob": knob.name, **labels, "result": setting.blocked.result}, 1)
+        for (knob, subject), became in outcomes.items():
             labels = self._names.of_target(subject)
-            outcome.add({"knob": knob.name, **labels, "result": became.result}, 1)
+            outcome.count({"knob": knob.name, **labels, "result": became.result}, 1)
         return (*wanted.values(), outcome)
 
     def _decisions(self) -> Iterable[Family]:
@@ -288,16 +262,16 @@ class SnapshotCollector(Collector):
             build,
             mode,
             *self._done(),
-            _alone(
+            alone(
                 "snapshot_timestamp_seconds",
                 "When the loop took the picture that is told here.",
                 self._snapshot.state.now.wall,
             ),
             self._overrides(),
             *_posture(posture),
-            _alone("loop_ticks_total", "Passes of the control loop.", stats.ticks, "counter"),
-            _alone("loop_lag_seconds", "How late the last pass began.", stats.lag_seconds),
-            _alone("loop_tick_seconds", "Duration of the last pass.", stats.tick_seconds),
+            alone("loop_ticks_total", "Passes of the control loop.", stats.ticks, "counter"),
+            alone("loop_lag_seconds", "How late the last pass began.", stats.lag_seconds),
+            alone("loop_tick_seconds", "Duration of the last pass.", stats.tick_seconds),
         )
 
     def _overrides(self) -> Family:
@@ -337,7 +311,7 @@ class SnapshotCollector(Collector):
             labels = {"listener": one.name}
             up.add(labels, float(one.up))
             faulty.add(labels, float(bool(one.why) or not one.up))
-        unusable = _alone(
+        unusable = alone(
             "tokens_unusable",
             "1 while the file of tokens cannot be used, so that none is valid, else 0.",
             bool(self._access.tokens_why),
@@ -381,15 +355,9 @@ def _posture(posture: Posture) -> Iterator[Family]:
         ),
     }
     for name, (when, holds) in flags.items():
-        yield _alone(name, f"1 {when}", holds)
-    yield _alone(
+        yield alone(name, f"1 {when}", holds)
+    yield alone(
         "config_last_load_timestamp_seconds",
         "When the configuration in force was read.",
         posture.config_loaded_wall,
     )
-
-
-def _alone(name: str, text: str, value: float, kind: str = "gauge") -> Family:
-    family = Family(name, text, kind)
-    family.add({}, float(value))
-    return family

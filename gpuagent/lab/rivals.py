@@ -21,8 +21,9 @@ import msgspec
 from gpuagent.config import Backpressure as Law
 from gpuagent.config import Config
 from gpuagent.decide.causes import objective
-from gpuagent.decide.ladder import Pull, may_be_held
+from gpuagent.decide.ladder import may_be_held
 from gpuagent.decide.origins import WINDOW_SECONDS, Origins, Place, measure, relied_on
+from gpuagent.decide.pull import Pull
 from gpuagent.model.inventory import Level, Tenant, on_cgroup, on_tenant
 from gpuagent.model.plan import Cause, Decision, Hold, Setting
 from gpuagent.model.state import NodeState

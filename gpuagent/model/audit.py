@@ -12,7 +12,7 @@ class Action(msgspec.Struct, frozen=True, omit_defaults=True):
     knob: str
     subject: Subject
     did: str
-    """set, put back, left alone, would set, or not set."""
+    """set, put back, left alone, would set, or not set; of a run: started, or not started."""
     result: str
     why: str
     """The reason for it, or what stood in its way."""

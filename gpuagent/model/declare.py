@@ -104,6 +104,11 @@ TENANT_FATES = Fates(
 BUDGET_FATES = Fates(stale=Fate.HOLD, stop=Fate.AS_CONFIGURED, crash=Fate.ADOPT, rescue=Fate.HOLD)
 CARD_FATES = Fates(stale=Fate.HOLD, stop=Fate.PUT_BACK, crash=Fate.PUT_BACK, rescue=Fate.PUT_BACK)
 
+OWN_DAEMON_RULE = "mps/own"
+"""The rule of settings by which the agent has an MPS control daemon of its own."""
+OWN_DAEMON_FATES = Fates(stale=Fate.HOLD, stop=Fate.HOLD, crash=Fate.ADOPT, rescue=Fate.HOLD)
+"""It outlives us: ending it would end every client, and a restart of the agent is none of theirs."""
+
 
 class Knob:
     """Something that can be turned. Compared by identity: each is declared once, below."""
@@ -119,9 +124,11 @@ class Knob:
         "leftover",
         "name",
         "on",
+        "put_back_seconds",
         "safer",
         "takes_effect",
         "unit",
+        "verify_seconds",
     )
 
     def __init__(
@@ -140,6 +147,8 @@ class Knob:
         budgeted: bool = False,
         launch: bool = False,
         leftover: str = "",
+        verify_seconds: float = 0.5,
+        put_back_seconds: float = 0.0,
     ) -> None:
         self.name = name
         self.on = on
@@ -162,6 +171,10 @@ class Knob:
         """Whether it acts only on what is started from now on: set, it is *pending*."""
         self.leftover = leftover
         """What a held value reads as once whoever of ours maintained it has died; ours all the same."""
+        self.verify_seconds = verify_seconds
+        """A value that is as it should be is not read again sooner, however often the loop wakes."""
+        self.put_back_seconds = put_back_seconds
+        """How long putting it back may take, where that is longer than anything else may take."""
 
     @property
     def wanted_name(self) -> str:

@@ -1,6 +1,7 @@
 """Who and what exists on this host: cards, links, processes, tenants. It changes slowly."""
 
 from enum import IntEnum, unique
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import msgspec
@@ -105,6 +106,8 @@ class Gpu(msgspec.Struct, frozen=True):
     power_default_watts: float | None = None
     driver: str = ""
     numa_node: int | None = None
+    minor: int | None = None
+    """Number of its device node, /dev/nvidiaN: not its index."""
     mig_enabled: bool | None = None
     mig: tuple[MigInstance, ...] = ()
     links: tuple[Link, ...] = ()
@@ -250,6 +253,47 @@ class Tenant(msgspec.Struct, frozen=True):
     """Monotonic seconds at which it was first seen."""
 
 
+class MpsServer(msgspec.Struct, frozen=True):
+    """A server of an MPS control daemon: it works for all clients of one user."""
+
+    pid: int
+    state: str = ""
+    """As the daemon tells it (INITIALIZING, ACTIVE, FAULT); empty where it knows no states."""
+    threads_ratio: float | None = None
+    """Ceiling on the multiprocessors of its later clients; None where it does not say."""
+
+
+class MpsClient(msgspec.Struct, frozen=True):
+    """A client of an MPS server, as the control daemon lists it."""
+
+    pid: int
+    server: int
+    """Pid of its server."""
+    threads_ratio: float | None = None
+    """Ceiling that it started with: the lower of its environment's and its server's at that time."""
+
+
+class MpsDaemon(msgspec.Struct, frozen=True):
+    """An MPS control daemon as it is now."""
+
+    name: str
+    up: bool
+    why: str = ""
+    """Why it is not up, or what could not be read of it."""
+    servers: tuple[MpsServer, ...] = ()
+    clients: tuple[MpsClient, ...] = ()
+    default_threads_ratio: float | None = None
+    """Ceiling for each client of the next server."""
+    pipe_directory: str = ""
+    """CUDA_MPS_PIPE_DIRECTORY of its clients."""
+    gpus: tuple[str, ...] = ()
+    """Its cards as configured: UUIDs, or patterns of UUIDs; () where nobody has said."""
+
+    def serves(self, uuid: str) -> bool:
+        """Whether a card is one of its own, as far as the configuration says."""
+        return any(fnmatchcase(uuid, pattern) for pattern in self.gpus)
+
+
 class Inventory(msgspec.Struct, frozen=True):
     """All there is. `None` where it could not be read, which is not the same as empty."""
 
@@ -258,6 +302,8 @@ class Inventory(msgspec.Struct, frozen=True):
     tenants: tuple[Tenant, ...] | None = None
     tenants_at: float = float("-inf")
     """Monotonic seconds at which somebody last said who the tenants are."""
+    mps: tuple[MpsDaemon, ...] | None = None
+    """The MPS control daemons that are configured."""
 
     def gpu(self, uuid: str) -> Gpu | None:
         return next((g for g in self.gpus or () if g.uuid == uuid), None)

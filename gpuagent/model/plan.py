@@ -9,6 +9,7 @@ from gpuagent.model.audit import Action
 from gpuagent.model.declare import BUDGET_RULE, Knob
 from gpuagent.model.inventory import Subject
 from gpuagent.model.lease import Override
+from gpuagent.model.run import RunAsk, RunList
 from gpuagent.model.state import RESULTS, Event, KnobKey, NodeState, Outcome, Result
 from gpuagent.model.token import Token
 
@@ -91,11 +92,16 @@ class Hold(msgspec.Struct, frozen=True):
 
 _PLAIN = {
     "memory": "the memory of a card that it uses runs short",
+    "reserved": "a more important service on this host was promised the memory",
+    "hours": "it is outside of its hours",
     "temperature": "a card that it uses is hot",
     "cpu": "the CPUs of the host run short",
     "latency": "a more important service on this host is near its objective",
     "power": "the cards share a power budget",
     "budget": "the cards share a power budget",
+    "cap": "the power cap declared for it",
+    "clock": "the cards share a power budget",
+    "efficiency": "its work costs less energy at a lower power limit",
     "override": "whoever is responsible for the host has ordered it",
 }
 
@@ -183,6 +189,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Events since start by kind."""
     audit: tuple[Action, ...] = ()
     """The latest actions, bounded, oldest first; numbered without a gap."""
+    runs: RunList = RunList()
+    """What `gpuagent run` has started, and what it was refused lately."""
     stats: LoopStats = LoopStats()
 
 
@@ -232,6 +240,16 @@ class DropOverride(msgspec.Struct, frozen=True, tag="drop-override"):
     id: str
 
 
+class StartRun(msgspec.Struct, frozen=True, tag="start-run"):
+    """Make a tenant of the process that asks, if it fits."""
+
+    ask: RunAsk
+
+    @property
+    def by(self) -> str:
+        return self.ask.by
+
+
 class IssueToken(msgspec.Struct, frozen=True, tag="issue-token"):
     """Make a token valid. Its secret stays with whoever asked."""
 
@@ -254,6 +272,7 @@ Command = (
     | ResumeGpus
     | SetOverride
     | DropOverride
+    | StartRun
     | IssueToken
     | RevokeToken
 )

@@ -7,8 +7,9 @@ from typing import Literal
 import msgspec
 
 from gpuagent.model.declare import Knob, Signal
-from gpuagent.model.inventory import Gpu, GpuProcess, Inventory, Subject, Tenant
+from gpuagent.model.inventory import Gpu, GpuProcess, Inventory, MpsDaemon, Subject, Tenant
 from gpuagent.model.lease import Lease
+from gpuagent.model.source import SourceHealth
 
 
 class Instant(msgspec.Struct, frozen=True):
@@ -60,6 +61,8 @@ class Event(msgspec.Struct, frozen=True):
 EVENT_KINDS = (
     "crash",
     "demoted",
+    "efficiency-ended",
+    "efficiency-settled",
     "gpu-blind",
     "gpu-found",
     "gpu-recovered",
@@ -67,11 +70,20 @@ EVENT_KINDS = (
     "held-back",
     "l1-card-limit-ended",
     "l1-card-limited",
+    "latency-source-down",
+    "latency-source-up",
     "ledger-damaged",
     "lever-let-go",
     "lever-missed",
     "lever-tested",
+    "mps-contexts-over",
+    "mps-down",
+    "mps-fault",
+    "mps-shared-with-l1",
+    "mps-up",
     "no-lever-left",
+    "off-hours-began",
+    "off-hours-ended",
     "override-dropped",
     "override-expired",
     "override-refused",
@@ -79,9 +91,14 @@ EVENT_KINDS = (
     "overrides-unreadable",
     "power-budget-changed",
     "power-budget-unreachable",
+    "power-cap-unused",
     "power-unknown",
     "released",
     "reloaded",
+    "run-admitted",
+    "run-ended",
+    "run-refused",
+    "runs-unreadable",
     "share-cut",
     "share-raised",
     "tenant-appeared",
@@ -103,7 +120,9 @@ class Sensed(msgspec.Struct, frozen=True):
     gpus: tuple[Gpu, ...] | None = None
     gpu_processes: tuple[GpuProcess, ...] | None = None
     tenants: tuple[Tenant, ...] | None = None
+    mps: tuple[MpsDaemon, ...] | None = None
     events: tuple[Event, ...] = ()
+    sources: tuple[SourceHealth, ...] | None = None
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -281,6 +300,7 @@ class NodeState:
         "now",
         "outcomes",
         "readings",
+        "sources",
     )
 
     def __init__(
@@ -295,6 +315,7 @@ class NodeState:
         history: History | None = None,
         acts: bool = True,
         leases: tuple[Lease, ...] = (),
+        sources: tuple[SourceHealth, ...] = (),
     ) -> None:
         self.now = now
         self.acts = acts
@@ -306,6 +327,8 @@ class NodeState:
         self.health: Mapping[str, Health] = health if health is not None else {}
         self.events = events
         """What happened since the state before."""
+        self.sources = sources
+        """Where latencies are read from, by tenant."""
         self.history = history if history is not None else History()
 
     def reading(
@@ -375,6 +398,9 @@ def fold(state: NodeState, frame: Frame) -> NodeState:
         history=history,
         acts=frame.acts,
         leases=frame.leases,
+        sources=next(
+            (s.sources for s in reversed(frame.sensed) if s.sources is not None), state.sources
+        ),
     )
 
 
@@ -408,10 +434,13 @@ def _drop_departed(readings: dict[Key, Reading], inventory: Inventory) -> None:
 
 def _merge_inventory(known: Inventory, frame: Frame) -> Inventory:
     gpus, processes, tenants = known.gpus, known.gpu_processes, known.tenants
-    tenants_at = known.tenants_at
+    tenants_at, mps = known.tenants_at, known.mps
     for said in frame.sensed:
+        mps = said.mps if said.mps is not None else mps
         gpus = said.gpus if said.gpus is not None else gpus
         processes = said.gpu_processes if said.gpu_processes is not None else processes
         if said.tenants is not None:
             tenants, tenants_at = said.tenants, frame.now.mono
-    return Inventory(gpus=gpus, gpu_processes=processes, tenants=tenants, tenants_at=tenants_at)
+    return Inventory(
+        gpus=gpus, gpu_processes=processes, tenants=tenants, tenants_at=tenants_at, mps=mps
+    )

@@ -12,6 +12,8 @@ from gpuagent.model.declare import (
     BUDGET_FATES,
     BUDGET_RULE,
     CARD_FATES,
+    OWN_DAEMON_FATES,
+    OWN_DAEMON_RULE,
     TENANT_FATES,
     Knob,
     On,
@@ -205,6 +207,30 @@ TENANT_LATENCY_SECONDS = Signal(
     dims=("quantile",),
     expires=15,
 )
+TENANT_LATENCY_SOURCE_UP = Signal(
+    "tenant_latency_source_up",
+    _TENANT,
+    "1 if the tenant's latency could be read from its own metrics at the last attempt, else 0.",
+)
+
+# -- CUDA MPS ---------------------------------------------------------------------------------------
+MPS_UP = Signal("mps_up", (On.MPS,), "1 while the MPS control daemon answers, else 0.", expires=75)
+MPS_SERVERS = Signal("mps_servers", (On.MPS,), "Servers of the MPS control daemon.", expires=75)
+MPS_FAULTED_SERVERS = Signal(
+    "mps_faulted_servers",
+    (On.MPS,),
+    "Of these, those in state FAULT, which take no new clients; absent before driver 550.",
+    expires=75,
+)
+MPS_CLIENTS = Signal(
+    "mps_clients",
+    (On.MPS,),
+    "Processes connected to a server of the MPS control daemon.",
+    expires=75,
+)
+TENANT_MPS_CLIENTS = Signal(
+    "tenant_mps_clients", _TENANT, "Processes of the tenant that are MPS clients.", expires=75
+)
 
 # -- a control group of a tenant: what its files say now, ours or not ---------------------------------
 CGROUP_CPU_CORES = Signal(
@@ -220,6 +246,12 @@ CGROUP_CPU_MAX_CORES = Signal(
 SIGNALS: tuple[Signal, ...] = tuple(v for v in list(globals().values()) if isinstance(v, Signal))
 
 # -- knobs --------------------------------------------------------------------------------------------
+_MPS_VERIFY_SECONDS = 15.0
+"""An MPS control daemon writes a line into its log for each word it is asked, and never trims it."""
+
+_SMI_VERIFY_SECONDS = 60.0
+"""nvidia-smi opens every card to answer about one."""
+
 CPU_WEIGHT = Knob(
     "cgroup_cpu_weight",
     on=On.CGROUP,
@@ -310,6 +342,20 @@ MPS_DEFAULT_THREADS = Knob(
     takes_effect="when the daemon starts its next server",
     fates=CARD_FATES,
     launch=True,
+    verify_seconds=_MPS_VERIFY_SECONDS,
+)
+MPS_DAEMON = Knob(
+    "mps_daemon",
+    on=On.MPS,
+    unit="",
+    help="1: an MPS control daemon of the agent's own runs; never ended while it has clients.",
+    safer="max",
+    deadband=0.5,
+    family="mps",
+    takes_effect="at the next launch",
+    fates=CARD_FATES,
+    fates_by_rule=MappingProxyType({OWN_DAEMON_RULE: OWN_DAEMON_FATES}),
+    verify_seconds=_MPS_VERIFY_SECONDS,
 )
 SUSPENDED = Knob(
     "process_suspended",
@@ -321,6 +367,9 @@ SUSPENDED = Knob(
     family="suspend",
     takes_effect="within seconds",
     fates=TENANT_FATES,
+    leftover="locked",
+    verify_seconds=30,
+    put_back_seconds=600,
 )
 TERMINATED = Knob(
     "process_terminated",
@@ -367,6 +416,7 @@ CLOCK_LIMIT = Knob(
     family="clock_limit",
     takes_effect="within 10 to 500 ms",
     fates=CARD_FATES,
+    leftover="unknown",
 )
 COMPUTE_MODE = Knob(
     "gpu_compute_mode",
@@ -378,6 +428,7 @@ COMPUTE_MODE = Knob(
     family="card_mode",
     takes_effect="at the next launch",
     fates=CARD_FATES,
+    verify_seconds=2,
 )
 PERSISTENCE_MODE = Knob(
     "gpu_persistence_mode",
@@ -389,6 +440,7 @@ PERSISTENCE_MODE = Knob(
     family="card_mode",
     takes_effect="at once",
     fates=CARD_FATES,
+    verify_seconds=2,
 )
 TIME_SLICE = Knob(
     "gpu_time_slice",
@@ -400,6 +452,7 @@ TIME_SLICE = Knob(
     family="card_mode",
     takes_effect="at once",
     fates=CARD_FATES,
+    verify_seconds=_SMI_VERIFY_SECONDS,
 )
 
 KNOBS: tuple[Knob, ...] = tuple(v for v in list(globals().values()) if isinstance(v, Knob))

@@ -34,7 +34,12 @@ class Terms(msgspec.Struct, frozen=True):
             notice = Notice(rule.notice_signal, rule.notice_command)
             hours = common.hours if rule.hours is None else rule.hours
         families = self.enforce.families
-        only = [x for x in levers if not mine or (families is not None and x not in families)]
+        declared = () if limits.power_cap_watts is None else ("power_limit",)
+        only = [
+            x
+            for x in (*levers, *declared)
+            if not mine or (families is not None and x not in families)
+        ]
         return Bond(
             level=level,
             holds=hold_back and level is not Level.L1,

@@ -19,7 +19,17 @@ from gpuagent.model.inventory import (
     on_tenant_gpu,
 )
 from gpuagent.model.plan import Decision
-from gpuagent.model.state import Frame, Instant, NodeState, Outcome, Reading, Result, Sensed, fold
+from gpuagent.model.state import (
+    Frame,
+    Instant,
+    Key,
+    NodeState,
+    Outcome,
+    Reading,
+    Result,
+    Sensed,
+    fold,
+)
 from gpuagent.model.vocab import (
     CGROUP_CPU_CORES,
     CGROUP_CPU_WEIGHT,
@@ -97,9 +107,13 @@ class World:
         self.gpus = tuple(gpus)
         self.tenants = tuple(tenants)
         self.now = 1000.0
-        self.state = NodeState(Instant(self.now, 1.7e9))
+        self.epoch = 1.7e9
+        """Wall-clock seconds at monotonic 0."""
+        self.state = NodeState(Instant(self.now, self.epoch))
         self.memory = policy.begin()
         self.values: dict[tuple[Signal, Subject], float | None] = {}
+        self.by_dims: dict[Key, float] = {}
+        """Readings of signals with dimensions."""
         self.latencies: dict[str, float] = {}
         """p99 in seconds by tenant, as it reports it at each step."""
         self.outcomes: list[Outcome] = []
@@ -173,10 +187,15 @@ class World:
             for name, value in self.latencies.items()
             if read
         )
+        readings += tuple(
+            Reading(signal, subject, value, self.now, dims=dims)
+            for (signal, subject, dims), value in self.by_dims.items()
+            if read
+        )
         tenants = self.tenants if self.says_tenants else None
         sensed = Sensed(readings, gpus=self.gpus, gpu_processes=self.listed, tenants=tenants)
         frame = Frame(
-            Instant(self.now, 1.7e9 + self.now),
+            Instant(self.now, self.epoch + self.now),
             (sensed,),
             outcomes=tuple(self.outcomes),
             acts=self.acts,

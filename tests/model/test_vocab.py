@@ -1,7 +1,7 @@
 """The vocabulary holds together: names, units, labels, and how long a reading stays true."""
 
 import re
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ from gpuagent.model import vocab
 from gpuagent.model.declare import BUDGET_RULE, Fate, Knob, On, Signal
 from gpuagent.model.vocab import KNOB, KNOBS, SIGNAL, SIGNALS
 from gpuagent.sense.cgroups import CgroupUse
+from gpuagent.sense.mps import ASK_SECONDS
 from gpuagent.sense.node import Host
 
 UNITS = (
@@ -27,15 +28,41 @@ UNITS = (
     "seconds",
     "cores",
 )
-COUNTED = ("node_cpus", "gpu_remapped_rows", "tenant_processes", "tenant_gpu_processes")
+COUNTED = (
+    "node_cpus",
+    "gpu_remapped_rows",
+    "tenant_processes",
+    "tenant_gpu_processes",
+    "tenant_mps_clients",
+    "mps_servers",
+    "mps_faulted_servers",
+    "mps_clients",
+)
 """Numbers of things, which have no unit but what is counted."""
-FLAGS = ("gpu_throttled", "gpu_row_remap_pending", "gpu_row_remap_failed")
+FLAGS = (
+    "gpu_throttled",
+    "gpu_row_remap_pending",
+    "gpu_row_remap_failed",
+    "mps_up",
+    "tenant_latency_source_up",
+)
 PLAIN = ("cgroup_cpu_weight",)
 """The kernel's own scale, which has no unit."""
+ALSO_READ = ("cgroup_cpu_weight", "cgroup_cpu_max", "gpu_power_limit")
+"""Knobs whose real value is a signal as well, whether the agent turns them or not."""
 EVENTS = ("gpu_ecc_errors_total", "gpu_pcie_replays_total", "gpu_xid_errors_total")
 """Counters of events, not of a quantity."""
 
-LABELS = {On.NODE: 0, On.GPU: 2, On.MIG: 3, On.TENANT: 2, On.TENANT_GPU: 4, On.CGROUP: 3}
+LABELS = {
+    On.NODE: 0,
+    On.GPU: 2,
+    On.MIG: 3,
+    On.TENANT: 2,
+    On.TENANT_GPU: 4,
+    On.CGROUP: 3,
+    On.PROCESS: 2,
+    On.MPS: 1,
+}
 """How many labels name a subject: a card its index and UUID, a tenant its name and level, ..."""
 LABELS_MOST = 8
 
@@ -70,6 +97,8 @@ def intervals() -> dict[Signal, float]:
         **{s: listed for s in SIGNALS if s.on == (On.TENANT_GPU,)},
         vocab.NODE_POWER_WATTS: nvml[vocab.GPU_POWER_WATTS],
         vocab.TENANT_PROCESSES: most(config.Found, "table_interval"),
+        vocab.TENANT_MPS_CLIENTS: ASK_SECONDS,
+        **{s: ASK_SECONDS for s in SIGNALS if s.on == (On.MPS,)},
     }
 
 
@@ -131,7 +160,10 @@ def test_a_signal_with_history_is_read_often_enough_to_have_one(signal: Signal) 
 
 @each_knob
 def test_what_a_knob_really_is_is_a_signal_in_the_same_unit(knob: Knob) -> None:
-    signal = SIGNAL[knob.real_name]
+    signal = SIGNAL.get(knob.real_name)
+    assert (signal is not None) == (knob.name in ALSO_READ)
+    if signal is None:
+        return
     assert signal.on == (knob.on,)
     assert signal.dims == ()
     assert signal.name.endswith(f"_{knob.unit}") if knob.unit else signal.name in PLAIN
@@ -142,7 +174,8 @@ def test_what_is_wanted_of_a_knob_has_a_name_of_its_own(knob: Knob) -> None:
     assert re.fullmatch("[a-z][a-z0-9]*(_[a-z0-9]+)*", knob.wanted_name)
     assert knob.wanted_name not in SIGNAL
     assert knob.wanted_name.endswith(knob.unit)
-    assert len({k.wanted_name for k in KNOBS}) == len({k.family for k in KNOBS}) == len(KNOBS)
+    assert len({k.wanted_name for k in KNOBS}) == len(KNOBS)
+    assert {k.family for k in KNOBS} == set(get_args(config.Family))
     assert knob.deadband > 0
     assert LABELS[knob.on] + 2 <= LABELS_MOST, "knob and result come beside its subject"
 
@@ -153,7 +186,8 @@ def test_what_becomes_of_a_knob_is_the_table_of_the_design(knob: Knob) -> None:
         fates = knob.fates_under(rule)
         return fates.stale, fates.stop, fates.crash, fates.rescue
 
-    stale = Fate.RELEASE if knob.on is On.CGROUP else Fate.HOLD
+    card = knob.on in {On.GPU, On.MPS}
+    stale = Fate.HOLD if card else Fate.RELEASE
     for rule in ("backpressure/temperature", "", *(() if knob.budgeted else (BUDGET_RULE,))):
         assert under(rule) == (stale, Fate.PUT_BACK, Fate.PUT_BACK, Fate.PUT_BACK)
     if knob.budgeted:
