@@ -8,14 +8,15 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TOOLS := build/tools
+MPS := build/mps
 export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 .PHONY: setup
-setup: $(READY) $(TOOLS)/.ready ## the virtual environment, .venv/bin/gpuagent and the tools the tests use
+setup: $(READY) $(TOOLS)/.ready $(MPS)/.ready ## the virtual environment, .venv/bin/gpuagent and the tools the tests use
 
 $(READY): packaging/lock/dev.txt pyproject.toml .ci/setup
 	.ci/setup venv "$(PYTHON)" "$(VENV)" packaging/lock/dev.txt
@@ -23,6 +24,10 @@ $(READY): packaging/lock/dev.txt pyproject.toml .ci/setup
 
 $(TOOLS)/.ready: .ci/setup
 	.ci/setup tools "$(TOOLS)"
+	touch $@
+
+$(MPS)/.ready: .ci/setup
+	.ci/setup mps "$(MPS)"
 	touch $@
 
 .PHONY: demo
@@ -40,6 +45,10 @@ evaluate: $(READY) ## the agent against other policies on the simulated host; re
 .PHONY: test
 test: setup lint types ## lint, types and all fast tests; under 10 minutes on two cores
 	$(PY) -m pytest $(PYTEST)
+
+.PHONY: e2e
+e2e: $(READY) ## the shipped unit on a real host: a virtual machine with systemd; says so where it cannot be
+	$(PY) -m tests.e2e $(E2E)
 
 .PHONY: lint
 lint: $(READY) ## ruff: rules and format

@@ -264,7 +264,9 @@ def _own_daemon(values: Values, group: Path) -> Iterator[Problem]:
     """What stands in the name of a unit, and in the environment of a daemon that knows no patterns."""
     name, gpus = values.get((*group, "name")), values.get((*group, "gpus"))
     if isinstance(name, str) and set(name) & set("/@"):
-        text = f"{shown(name)} cannot name the unit of a daemon of the agent's own; leave out / and @"
+        text = (
+            f"{shown(name)} cannot name the unit of a daemon of the agent's own; leave out / and @"
+        )
         yield Problem((*group, "name"), text)
     for i, gpu in enumerate(gpus if isinstance(gpus, tuple) else ()):
         if isinstance(gpu, str) and set(gpu) & set("*?["):

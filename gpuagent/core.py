@@ -140,7 +140,7 @@ class Core:
                 time_slices=self._host.time_slices,
                 clock=self._host.clock,
                 level=self._level,
-                clock_unlocked=lambda uuid: self._config.clock_unlocked(uuid),
+                clock_unlocked=lambda uuid: self._config.clock_unlocked(uuid),  # noqa: PLW0108 - it changes
                 held=lambda target: self._kept.ledger.held(target) is not None,
                 grace_seconds=lambda: self._config.terminate.grace,
                 seen=self._seen,

@@ -29,12 +29,17 @@ from gpuagent.expose.api import Sources
 from gpuagent.expose.intake import Intake
 from gpuagent.expose.network import Remote
 from gpuagent.expose.server import Server
+from gpuagent.host.bus import SystemBus
 from gpuagent.host.machine import Machine
 from gpuagent.host.notify import Notify
+from gpuagent.host.pages import HttpPages
+from gpuagent.host.scopes import ADDRESS, CALL_SECONDS, SystemdScopes
 from gpuagent.keptfile import replace_file
 from gpuagent.leases import Leases
 from gpuagent.model.plan import Posture, Reload
+from gpuagent.runbook import RunBook
 from gpuagent.sense.mail import LatencyMail, marks
+from gpuagent.sense.sources import LatencySources
 from gpuagent.starts import CRASHES_TO_OBSERVE, PauseMark, Starts
 from gpuagent.tokens import TokenBook
 
@@ -77,13 +82,19 @@ class Agent:
         self._audit.recall()
         self._leases = Leases(state_dir, boot=boot_id(), clock=self._clock)
         self._tokens = TokenBook(state_dir, self._clock)
+        self._runs = RunBook(state_dir, boot=boot_id(), clock=self._clock)
         self._stopping = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
         self._reading = asyncio.Lock()
         """One reload at a time, so that the file that was read last is the one in force."""
 
-        self._host = Machine(config.paths, config.nvml, clock=self._clock, wake=self.wake)
+        self._host = Machine(config, clock=self._clock, wake=self.wake)
         self._latencies = LatencyMail(self.wake)
+        self._pages = HttpPages()
+        self._sources = LatencySources(
+            pages=self._pages, clock=self._clock, push=self._latencies.push
+        )
+        self._sources.configure(config)
         self._core = self._made_core(config)
         self._latencies.watch(marks(config))
         self._server = self._made_server(config)
@@ -98,12 +109,18 @@ class Agent:
                 mark=self._mark,
                 leases=self._leases,
                 tokens=self._tokens,
+                runs=self._runs,
+            ),
+            scopes=SystemdScopes(
+                SystemBus(ADDRESS, clock=self._clock, call_seconds=CALL_SECONDS),
+                clock=self._clock,
             ),
             posture=self._first_posture(),
             agent_pid=os.getpid(),
             reread=self._reload,
             notify=self._notify,
             latencies=self._latencies,
+            sources=self._sources,
         )
 
     def _made_server(self, config: Config) -> Server:
@@ -143,13 +160,20 @@ class Agent:
         trail.leave(self._loaded.config.paths)
         async with asyncio.TaskGroup() as host:
             # These outlive the loop: what it has changed is put back through them.
-            below = (self._host.gpus, self._host.events, self._core.reconciler, self._server)
+            below = (
+                self._host.gpus,
+                self._host.events,
+                self._host.freezer,
+                self._core.reconciler,
+                self._server,
+            )
             tasks = [host.create_task(part.run()) for part in below]
             try:
                 await self._begin()
                 code = await self._control()
             finally:
                 code = await self._end(code)
+                self._host.units.close()
                 for task in tasks:
                     task.cancel()
         return code
@@ -168,7 +192,7 @@ class Agent:
             self._core.event("ledger-damaged", problem)
         if self._tokens.trouble:
             self._core.event("tokens-damaged", self._tokens.trouble)
-        for event in self._leases.begin():
+        for event in (*self._leases.begin(), *self._runs.begin()):
             self._core.publisher.note(event)
         await patiently(self._host.gpus.settled(), _FIRST_LOOK_SECONDS)
         occasion = Occasion.RESCUE if demoted else Occasion.CRASH
@@ -180,7 +204,7 @@ class Agent:
         code = EX_OK
         try:
             async with asyncio.TaskGroup() as group:
-                for part in (self._core.errands, self._core.loop):
+                for part in (self._core.errands, self._core.loop, self._sources):
                     group.create_task(part.run())
                 group.create_task(self._announce())
                 group.create_task(self._until_stopped())
@@ -189,6 +213,7 @@ class Agent:
             pass
         finally:
             self._group = None
+            await self._pages.close()
         return code
 
     async def _until_stopped(self) -> None:
@@ -236,7 +261,7 @@ class Agent:
         if not self._ledger.entries:
             trail.wipe(self._started_with.paths)
         # Revoked and dropped are to stay so: this is the last chance to have them written.
-        await asyncio.gather(self._leases.close(), self._tokens.close())
+        await asyncio.gather(self._leases.close(), self._tokens.close(), self._runs.close())
         await self._ledger.close()
         await asyncio.to_thread(self._audit.close)
         _log.info("stopped", put_back=sum(i.what == "put back" for i in report), exit_code=code)
@@ -300,8 +325,12 @@ class Agent:
         config = loaded.config
         self._loaded, self._settings = loaded, describe(config)
         self._host.gpus.reconfigure(config.nvml)
+        self._host.freezer.reconfigure(config.freeze)
+        self._host.mps.reconfigure(config.mps)
+        self._host.checkpoint.reconfigure(config.suspend)
         self._core.configure(config)
         self._latencies.watch(marks(config))
+        self._sources.configure(config)
         self._core.change(
             mode=config.mode, config_error="", config_loaded_wall=self._clock.now().wall
         )
@@ -318,7 +347,9 @@ class Agent:
             self._tokens.listed(),
             self._tokens.trouble,
             None if network is None else network.certificate_ends_wall,
-            "; ".join(t for t in (self._tokens.unsaved, self._leases.trouble) if t),
+            "; ".join(
+                t for t in (self._tokens.unsaved, self._leases.trouble, self._runs.trouble) if t
+            ),
         )
 
     def _first_posture(self) -> Posture:

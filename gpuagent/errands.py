@@ -24,10 +24,13 @@ from gpuagent.model.plan import (
     RevokeToken,
     SetOverride,
     Snapshot,
+    StartRun,
     Unpause,
 )
 from gpuagent.model.token import Token
 from gpuagent.ports import Gpus, Wake
+from gpuagent.runbook import RunBook
+from gpuagent.runs import Registrar
 from gpuagent.starts import PauseMark
 from gpuagent.tokens import TokenBook
 
@@ -44,6 +47,7 @@ class Errands:
         mark: PauseMark,
         leases: Leases,
         tokens: TokenBook | None = None,
+        runs: tuple[RunBook, Registrar] | None = None,
         reload: Callable[[str], Coroutine[Any, Any, str]],
         wake: Wake,
         posture: Callable[[], Posture],
@@ -51,7 +55,7 @@ class Errands:
         shown: Callable[[], Coroutine[Any, Any, Snapshot | None]],
         tell: Callable[[str, str], None] = lambda _kind, _text: None,
     ) -> None:
-        """`tokens` is None where none are kept. `posture` tells the one in force, `take` replaces it; `reload` reads the configuration.
+        """`tokens` is None where none are kept, `runs` where none can be started. `posture` tells the one in force, `take` replaces it; `reload` reads the configuration.
 
         `shown` waits for the first picture that was made after now; None if none comes soon.
         `tell` makes an event of a kind and a text: of what leaves no other trace.
@@ -60,6 +64,7 @@ class Errands:
         self._mark = mark
         self._leases = leases
         self._tokens = tokens
+        self._runs = runs
         self._reload = reload
         self._wake = wake
         self._posture = posture
@@ -75,8 +80,9 @@ class Errands:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
-            books = (self._leases,) if self._tokens is None else (self._leases, self._tokens)
-            keeping = [group.create_task(book.run()) for book in books]
+            runs = None if self._runs is None else self._runs[0]
+            books = (self._leases, self._tokens, runs)
+            keeping = [group.create_task(book.run()) for book in books if book is not None]
             try:
                 await asyncio.Event().wait()
             finally:
@@ -143,6 +149,10 @@ class Errands:
                 return await self._leases.set(override)
             case DropOverride(id=name):
                 return await self._leases.drop(name)
+            case StartRun(ask=ask):
+                if self._runs is None:
+                    raise Unsupported("this agent starts no runs: its host is a simulated one")
+                return await self._runs[1].start(ask)
             case IssueToken(token=token, digest=digest):
                 done = await self._book().issue(token, digest)
                 self._tell("token-issued", _issued(token))

@@ -19,6 +19,10 @@ class Refused(AgentError):
     """It could be done, but not by us or not now: permission, range, a read-only mount, a full disk."""
 
 
+class Forbidden(AgentError):
+    """Whoever asks may not have it."""
+
+
 class Unavailable(AgentError):
     """No answer: the worker is down, the call is past its deadline. Asking again may help."""
 

@@ -7,14 +7,15 @@ of the host; `host/` implements them for the real one. Errors are those of `erro
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
 from gpuagent.clock import Clock
 from gpuagent.model.declare import Knob
-from gpuagent.model.inventory import Process, Subject
+from gpuagent.model.inventory import MpsDaemon, Process, Subject
 from gpuagent.model.plan import Decision
+from gpuagent.model.run import Key, Reservation
 from gpuagent.model.state import Health, Instant, NodeState, Sensed
 
 Memory = TypeVar("Memory")
@@ -87,6 +88,17 @@ class Actuator(Protocol):
 
     async def owner(self, subject: Subject) -> int:
         """The user who may turn this knob himself; 0 where only root may. Raises as `get`."""
+
+
+@runtime_checkable
+class Lingering(Protocol):
+    """An actuator whose writes leave something behind that outlives the value, and the target."""
+
+    async def let_go(self, subject: Subject, identity: str, ours: Sequence[str]) -> None:
+        """A hold has ended, whoever's value is there now: undo what else came of our writes `ours`.
+
+        May be asked again. The target may be gone. Raises Refused, Unsupported, Unavailable.
+        """
 
 
 # -- what they need of a host --------------------------------------------------------------------------
@@ -180,37 +192,92 @@ class Units(Protocol):
         where there is no systemd.
         """
 
-    async def write(self, unit: str, file: str, text: str) -> None:
-        """Have systemd write `text` to a control file (`cpu.max`, `cpu.weight`, ...) of a unit.
+    async def before(self, unit: str, cgroup: str, file: str) -> str:
+        """What systemd has for a control file now, properties and drop-ins: for `give_back`.
 
         Raises Gone, Unsupported (no property for that file), Refused, Unavailable.
         """
 
-    async def give_back(self, unit: str, file: str, original: str) -> None:
-        """Set the original text, and remove every drop-in of ours for that file. Raises as `write`."""
+    async def write(self, unit: str, file: str, text: str) -> None:
+        """Have systemd write `text` to a control file (`cpu.max`, `cpu.weight`, ...) of a unit.
+
+        Raises as `before`.
+        """
+
+    async def give_back(self, unit: str, file: str, before: str, ours: Sequence[str]) -> None:
+        """Make it as it was `before` us, drop-ins too, as far as it still says what we wrote.
+
+        `ours` are the texts that were written. A unit that is not loaded is no error. Raises
+        Unsupported, Refused, Unavailable.
+        """
+
+
+class FreezeState(msgspec.Struct, frozen=True):
+    """Whether a cgroup is frozen, and by whom."""
+
+    running_ratio: float
+    """Share of time in which it runs: 1 where it is left alone, 0 where it is frozen and not by us."""
+    by: Literal["nobody", "us", "another", "unknown"]
+    """unknown: an earlier run of ours may have left it so, or somebody else has done it."""
+    pulses: int = 0
+    """How often this freezer has frozen it so far, each time seen."""
+    frozen_seconds: float = 0.0
+    """Sum of the seconds for which it did."""
+
+
+class ScopeWish(msgspec.Struct, frozen=True, kw_only=True):
+    """A transient scope, and the process that is to be moved into it."""
+
+    unit: str
+    slice: str
+    description: str
+    pid: int
+    started: int
+    uid: int
+    """Of that process, whatever it was to become: one that is another user's by now is left alone."""
+    devices: tuple[str, ...] | None = None
+    """The device nodes that it may open, beside the standard pseudo devices; None for any."""
+    cpu_weight: int | None = None
+    memory_max_bytes: int | None = None
+
+
+class Scopes(Protocol):
+    """Scopes of our own making, by systemd."""
+
+    async def start(self, wish: ScopeWish) -> str:
+        """The cgroup of the scope, with the process in it. It ends with its last process.
+
+        Raises Gone (the process), Unsupported (no systemd), Refused, Unavailable.
+        """
 
 
 class Freezer(Protocol):
     """Freezes control groups in pulses, by a process of its own that thaws them when we die."""
 
-    async def running(self, path: str, inode: int) -> float | None:
-        """Share of time in which the cgroup runs as told; 1 when it is left alone.
+    @property
+    def least_ratio(self) -> float:
+        """The smallest share that a cgroup can be left with."""
 
-        None where it is frozen and not by this freezer. Raises Gone, Unsupported.
-        """
+    async def state(self, path: str, inode: int) -> FreezeState:
+        """How it is now. Raises Gone, Unsupported; Unavailable while what froze it has died."""
 
     async def set(self, path: str, inode: int, ratio: float) -> None:
-        """Let it run this share of the time from now on; 1 thaws it for good.
+        """Let it run this share of the time from now on, seen frozen once; 1 thaws it for good.
 
-        Raises Gone, Unsupported, Refused, Unavailable.
+        Takes over one that is frozen by nobody knows whom. Raises Gone, Unsupported, Refused,
+        Unavailable.
         """
 
 
 class Checkpoint(Protocol):
-    """NVIDIA's cuda-checkpoint: one process at a time, found by (pid, start time)."""
+    """NVIDIA's cuda-checkpoint: one call at a time, of a process found by (pid, start time)."""
 
-    async def suspended(self, pid: int, started: int) -> bool:
-        """Whether its CUDA state is checkpointed. Raises Gone, Unsupported, Unavailable."""
+    async def state(self, pid: int, started: int) -> Literal["runs", "locked", "suspended"]:
+        """How its CUDA state is: a locked one is at rest, and still holds its memory.
+
+        Raises Gone, Unsupported (no such tool, no CUDA process), Refused (it has failed for good),
+        Unavailable.
+        """
 
     async def suspend(self, pid: int, started: int) -> None:
         """Lock within its timeout, checkpoint, and see its device memory freed.
@@ -237,51 +304,57 @@ class Ender(Protocol):
     async def ended(self, pid: int, started: int, seconds: float) -> bool:
         """Whether it has ended within so many seconds."""
 
-    async def run_as(self, uid: int, command: Sequence[str], seconds: float) -> None:
+    async def run_as(
+        self,
+        uid: int,
+        command: Sequence[str],
+        seconds: float,
+        *,
+        cgroup: str = "",
+        inode: int = 0,
+    ) -> None:
         """Run a command as this user with nothing of ours, for so long at most.
 
-        Raises Refused (not found, not executable), Unavailable (no success, out of time).
+        In this cgroup where it can be, else in ours. Raises Refused (no such user, not found, not
+        executable, not safe for root), Unavailable (no success, out of time).
         """
 
 
-class MpsClient(msgspec.Struct, frozen=True):
-    """A client of an MPS server, as the control daemon lists it."""
-
-    pid: int
-    server: int
-    """Pid of its server."""
-    gpus: tuple[str, ...] = ()
-    """UUIDs, where the daemon says."""
-    threads_ratio: float | None = None
-    """What it started with, where that is known."""
-
-
-class MpsDaemon(msgspec.Struct, frozen=True):
-    """An MPS control daemon as it is now."""
-
-    name: str
-    up: bool
-    why: str = ""
-    """Why it is not up, or what is wrong with it."""
-    servers: Mapping[int, str] = {}
-    """State by pid as `get_server_status` tells it; empty where it does not know that command."""
-    clients: tuple[MpsClient, ...] = ()
-    default_threads_ratio: float | None = None
-    fault: str = ""
-    """What has befallen a server, all of whose clients share it; empty for nothing."""
-
-
 class Mps(Protocol):
-    """CUDA MPS, by its control daemons."""
+    """CUDA MPS, by the control daemons that are configured."""
 
     async def daemons(self) -> Sequence[MpsDaemon]:
-        """All that are configured, each as it is now. Never raises: `MpsDaemon.why` says it."""
+        """All of them, each as it is now. Never raises: `MpsDaemon.why` says what is amiss."""
 
     async def default_threads(self, name: str) -> float:
-        """Ceiling on clients of the next server, as a ratio. Raises Gone, Unsupported, Unavailable."""
+        """Ceiling on each client of the next server, as a ratio.
+
+        Raises Gone (no such daemon, or it does not run), Unsupported, Refused, Unavailable.
+        """
 
     async def set_default_threads(self, name: str, ratio: float) -> None:
-        """Read back: raises Refused where the daemon keeps another value."""
+        """Raises as `default_threads`; Refused also where the daemon keeps another value."""
+
+    async def running(self, name: str) -> bool:
+        """Whether the daemon of a group that is configured as our own runs.
+
+        Raises Gone (no group of ours has the name), Refused, Unavailable.
+        """
+
+    async def start(self, name: str) -> None:
+        """Start it where it outlives us, and see a server of it begin; else it is taken down.
+
+        Raises as `running`, and Unsupported.
+        """
+
+    async def stop(self, name: str) -> None:
+        """End it. Raises as `running`; Refused also while it has clients."""
+
+    def place(self, name: str) -> str:
+        """Where a daemon is reached: its pipe directory. Raises Gone where no group has the name."""
+
+    def recall(self, name: str, place: str) -> None:
+        """Reach a daemon there by a name that no group has by now: an earlier configuration's."""
 
     async def terminate_client(self, pid: int) -> bool:
         """End a process's work on all its servers, and see it gone; False where it is no client.
@@ -344,6 +417,8 @@ class LatencyReport(msgspec.Struct, frozen=True):
     seconds: float
     at: float
     """Monotonic seconds of the measurement."""
+    exact: bool = True
+    """False for an estimate, such as one from the buckets of a histogram."""
 
 
 class Latencies(Protocol):
@@ -351,6 +426,31 @@ class Latencies(Protocol):
 
     def take(self) -> Sequence[LatencyReport]:
         """What came in since the last call, the newest of each tenant and quantile; never waits."""
+
+
+class Runs(Protocol):
+    """The runs that were admitted."""
+
+    def active(self) -> tuple[Reservation, ...]:
+        """By name: the same object while nothing changes."""
+
+    def end(self, keys: Collection[Key]) -> None:
+        """Their processes have ended: what they were promised is free again."""
+
+
+TakePiece = Callable[[bytes], None]
+"""Takes in a piece of a page, in a thread of the fetcher's. Raises what ends the fetching."""
+
+
+class Pages(Protocol):
+    """Pages of metrics that tenants publish."""
+
+    async def get(self, url: str, take: TakePiece, *, seconds: float) -> None:
+        """Fetch a page within so many seconds, and hand it on piece by piece, as it comes.
+
+        Raises Refused for an answer that is no page of a bearable length, Unavailable where there is
+        none in time, and whatever `take` raises.
+        """
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
@@ -399,6 +499,8 @@ class Host(Protocol):
     @property
     def cgroups(self) -> Cgroups: ...
     @property
+    def units(self) -> Units: ...
+    @property
     def processes(self) -> Processes: ...
     @property
     def events(self) -> ProcessEvents: ...
@@ -406,6 +508,18 @@ class Host(Protocol):
     def node(self) -> Node: ...
     @property
     def kernel_log(self) -> KernelLog: ...
+    @property
+    def mps(self) -> Mps: ...
+    @property
+    def freezer(self) -> Freezer: ...
+    @property
+    def ender(self) -> Ender: ...
+    @property
+    def card_settings(self) -> CardSettings: ...
+    @property
+    def time_slices(self) -> TimeSlices: ...
+    @property
+    def checkpoint(self) -> Checkpoint: ...
     @property
     def clock(self) -> Clock: ...
 

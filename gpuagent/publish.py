@@ -17,6 +17,7 @@ from gpuagent.model.audit import Action
 from gpuagent.model.declare import On
 from gpuagent.model.inventory import on_tenant
 from gpuagent.model.plan import Hold, Snapshot, plainly
+from gpuagent.model.run import RunList
 from gpuagent.model.state import EVENT_KINDS, Event, KnobKey, Outcome
 
 EVENTS_KEPT = 500
@@ -32,10 +33,16 @@ _log = structlog.get_logger()
 class Publisher:
     """Holds the latest snapshot. Readers share it; nobody changes it."""
 
-    def __init__(self, notify: Notify, audit: Callable[[], tuple[Action, ...]] = tuple) -> None:
-        """`audit` gives the latest actions, without waiting for anything."""
+    def __init__(
+        self,
+        notify: Notify,
+        audit: Callable[[], tuple[Action, ...]] = tuple,
+        runs: Callable[[], RunList] = RunList,
+    ) -> None:
+        """`audit` gives the latest actions, without waiting for anything; so do `runs` theirs."""
         self._notify = notify
         self._audit = audit
+        self._runs = runs
         self._latest: Snapshot | None = None
         self._news = asyncio.Event()
         self._run = secrets.token_hex(4)
@@ -81,6 +88,7 @@ class Publisher:
             events=tuple(self._events),
             events_by_kind=dict(self._by_kind),
             audit=self._audit(),
+            runs=self._runs(),
         )
         self._news.set()
         self._news = asyncio.Event()

@@ -14,7 +14,16 @@ from gpuagent.config import Config, Paths
 from gpuagent.configfile import load
 from gpuagent.errors import ConfigError, Refused
 from gpuagent.host.cgroups import CgroupTree
+from gpuagent.host.checkpoint import CudaCheckpoint, frozen_by_cgroup, seen_seconds
+from gpuagent.host.ender import ProcessEnder
+from gpuagent.host.freezer import CgroupFreezer
+from gpuagent.host.mps import MpsDaemons
+from gpuagent.host.nvidia_smi import ComputePolicy
 from gpuagent.host.nvml import NvmlGpus
+from gpuagent.host.nvml_settings import NvmlSettings
+from gpuagent.host.procfs import ProcTable
+from gpuagent.host.units import SystemdUnits
+from gpuagent.model.inventory import Inventory
 from gpuagent.salvage import salvaged
 
 _NVML_PATIENCE_SECONDS = 5.0
@@ -61,10 +70,35 @@ async def _restore(config: Config, occasion: Occasion) -> Report:
     gpus = NvmlGpus(
         settings=config.nvml, library=config.paths.nvml_library, clock=clock, wake=lambda _: None
     )
+    tree, processes = CgroupTree(config.paths.cgroup_root), ProcTable()
+    units = SystemdUnits(
+        clock=clock, own_slice=config.run.slice, cgroup_root=config.paths.cgroup_root
+    )
+    checkpoint = CudaCheckpoint(
+        config.suspend,
+        processes=processes,
+        frozen=frozen_by_cgroup(processes, tree),
+        memory=gpus.memory,
+        clock=clock,
+        seen_seconds=seen_seconds(config.nvml),
+    )
     means = act.Means(
-        cgroups=CgroupTree(config.paths.cgroup_root),
+        cgroups=tree,
+        units=units,
         gpus=gpus,
         cpu_period_seconds=config.backpressure.cpu_period,
+        freezer=CgroupFreezer(tree, config.freeze),
+        ender=ProcessEnder(tree),
+        mps=MpsDaemons(config.mps),
+        checkpoint=checkpoint,
+        card_settings=NvmlSettings(gpus),
+        time_slices=ComputePolicy(config.paths.nvidia_smi),
+        clock=clock,
+        level=config.level,
+        clock_unlocked=config.clock_unlocked,
+        held=lambda target: ledger.held(target) is not None,
+        grace_seconds=lambda: config.terminate.grace,
+        seen=Inventory,
     )
     reading = asyncio.ensure_future(gpus.run())
     try:
@@ -80,5 +114,6 @@ async def _restore(config: Config, occasion: Occasion) -> Report:
     finally:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
+        units.close()
         await ledger.close()
         await asyncio.to_thread(audit.close)

@@ -79,6 +79,8 @@ class Prometheus:
                     return json.load(reply)["data"]
             except urllib.error.HTTPError as error:
                 with error:
+                    if error.code == 503:  # it listens before it is ready
+                        raise ConnectionError("not ready") from None
                     raise AssertionError(f"{values}: {error.read().decode()}") from None
 
         return await asyncio.to_thread(fetch)

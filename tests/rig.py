@@ -7,17 +7,20 @@ from typing import Any, Self
 
 from gpuagent import sense
 from gpuagent.act.audit import AuditLog
+from gpuagent.act.cards import ClockLimit, ComputeMode, PersistenceMode, TimeSlice
 from gpuagent.act.cpu import CpuMax, CpuWeight
 from gpuagent.act.ledger import Ledger
+from gpuagent.act.mps import MpsDefaultThreads, MpsOwnDaemon, MpsThreads
 from gpuagent.act.power import PowerLimit
 from gpuagent.act.reconcile import Reconciler
+from gpuagent.act.suspend import Suspend
 from gpuagent.config import Config, Match, TenantRule
 from gpuagent.decide import POLICIES
 from gpuagent.errands import Errands
 from gpuagent.host.notify import Notify
 from gpuagent.leases import Leases
 from gpuagent.loop import Loop
-from gpuagent.model.inventory import Level
+from gpuagent.model.inventory import Inventory, Level
 from gpuagent.model.plan import Command, Posture, Snapshot
 from gpuagent.ports import Latencies, Policy, Sensor
 from gpuagent.publish import Publisher
@@ -69,6 +72,24 @@ class Rig:
                 CpuWeight(host.cgroups, Inline()),
                 CpuMax(host.cgroups, period_seconds=0.02, executor=Inline()),
                 PowerLimit(host.gpus),
+                ClockLimit(
+                    host.card_settings,
+                    unlocked=lambda uuid: self.config.clock_unlocked(uuid),  # noqa: PLW0108 - it changes
+                    held=lambda target: self.ledger.held(target) is not None,
+                ),
+                ComputeMode(host.card_settings),
+                PersistenceMode(host.card_settings),
+                TimeSlice(host.time_slices),
+                Suspend(
+                    host.checkpoint,
+                    ender=host.ender,
+                    level=lambda name: self.config.level(name),  # noqa: PLW0108 - it changes
+                    seen=self._seen,
+                    clock=host.clock,
+                ),
+                MpsThreads(),
+                MpsDefaultThreads(host.mps),
+                MpsOwnDaemon(host.mps),
             ),
             ledger=self.ledger,
             audit=self.audit,
@@ -142,6 +163,10 @@ class Rig:
                 await self.tick(0.1)
         return await asyncio.wait_for(waiting, 30)
 
+    def _seen(self) -> Inventory:
+        snapshot = self.publisher.latest()
+        return Inventory() if snapshot is None else snapshot.state.inventory
+
     def _wake(self, why: str) -> None:
         self.loop.wake(why)
 
@@ -166,10 +191,12 @@ class Rig:
                 config=self.config,
                 gpus=self.host.gpus,
                 cgroups=self.host.cgroups,
+                units=self.host.units,
                 processes=self.host.processes,
                 events=self.host.events,
                 node=self.host.node,
                 kernel_log=self.host.kernel_log,
+                mps=self.host.mps,
                 clock=self.host.clock,
                 agent_pid=4000,
                 latencies=self.latencies,

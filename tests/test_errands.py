@@ -269,6 +269,7 @@ def test_every_command_says_who_asked() -> None:
         "release",
         "resume",
         "set-override",
+        "start-run",
         "drop-override",
         "issue-token",
         "revoke-token",

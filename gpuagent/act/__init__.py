@@ -3,9 +3,32 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpuagent.act.cards import ClockLimit, ComputeMode, PersistenceMode, TimeSlice
 from gpuagent.act.cpu import CpuMax, CpuWeight
+from gpuagent.act.freeze import Running
+from gpuagent.act.hostmemory import memory_high, memory_max
+from gpuagent.act.io import IoWeight
+from gpuagent.act.mps import MpsDefaultThreads, MpsOwnDaemon, MpsThreads
+from gpuagent.act.notice import Noticed
 from gpuagent.act.power import PowerLimit
-from gpuagent.ports import Actuator, Cgroups, Gpus
+from gpuagent.act.protects import Seen
+from gpuagent.act.record import Target
+from gpuagent.act.suspend import Suspend
+from gpuagent.act.terminate import Terminated
+from gpuagent.clock import Clock
+from gpuagent.model.inventory import Level
+from gpuagent.ports import (
+    Actuator,
+    CardSettings,
+    Cgroups,
+    Checkpoint,
+    Ender,
+    Freezer,
+    Gpus,
+    Mps,
+    TimeSlices,
+    Units,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,15 +36,55 @@ class Means:
     """What actuators are made of."""
 
     cgroups: Cgroups
+    units: Units
     gpus: Gpus
     cpu_period_seconds: float
     """`backpressure.cpu_period`."""
+    freezer: Freezer
+    ender: Ender
+    grace_seconds: Callable[[], float]
+    """`terminate.grace` as it is now."""
+    seen: Seen
+    """Who and what there is, as far as is known now."""
+    mps: Mps
+    checkpoint: Checkpoint
+    card_settings: CardSettings
+    time_slices: TimeSlices
+    clock: Clock
+    level: Callable[[str], Level]
+    """Service level of a tenant by its name, as configured now."""
+    clock_unlocked: Callable[[str], bool]
+    """Whether the clocks of a card, by UUID, are declared unlocked now."""
+    held: Callable[[Target], bool]
+    """Whether the ledger has an entry for a target."""
 
 
 ACTUATORS: tuple[Callable[[Means], Actuator], ...] = (
-    lambda means: CpuWeight(means.cgroups),
-    lambda means: CpuMax(means.cgroups, period_seconds=means.cpu_period_seconds),
+    lambda means: CpuWeight(means.cgroups, units=means.units),
+    lambda means: CpuMax(means.cgroups, period_seconds=means.cpu_period_seconds, units=means.units),
+    lambda means: IoWeight(means.cgroups, units=means.units),
+    lambda means: memory_high(means.cgroups, units=means.units),
+    lambda means: memory_max(means.cgroups, units=means.units),
+    lambda means: Running(means.freezer, means.cgroups, seen=means.seen),
+    lambda _means: MpsThreads(),
+    lambda means: MpsDefaultThreads(means.mps),
+    lambda means: MpsOwnDaemon(means.mps),
+    lambda means: Suspend(
+        means.checkpoint,
+        ender=means.ender,
+        level=means.level,
+        seen=means.seen,
+        clock=means.clock,
+    ),
+    lambda means: Terminated(
+        means.ender, means.mps, grace_seconds=means.grace_seconds, seen=means.seen
+    ),
+    lambda means: Noticed(means.ender, seen=means.seen),
     lambda means: PowerLimit(means.gpus),
+    lambda means: ClockLimit(means.card_settings, unlocked=means.clock_unlocked, held=means.held),
+    lambda means: ComputeMode(means.card_settings),
+    lambda means: PersistenceMode(means.card_settings),
+    lambda means: TimeSlice(means.time_slices),
 )
 
 

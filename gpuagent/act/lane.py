@@ -14,6 +14,7 @@ therefore taken for ours.
 from gpuagent.act.adopted import GRACE_SECONDS
 from gpuagent.act.contest import Contest
 from gpuagent.act.desk import Desk, Order, for_budget
+from gpuagent.act.lingering import identified, let_go
 from gpuagent.act.record import Entry, Target
 from gpuagent.act.restore import believed, ends_with_its_target, return_original
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
@@ -22,12 +23,10 @@ from gpuagent.model.declare import Knob
 from gpuagent.model.state import ActionResult, Outcome, Result
 from gpuagent.ports import Actuator, Real
 
-VERIFY_SECONDS = 0.5
-"""A value that is as it should be is not read again sooner, however often the loop wakes."""
 SLOW_SECONDS = 3.0
 """A step that takes longer is reported as in flight, whatever its target showed before."""
 _TRIES = 3
-_WOULD = "the agent only observes now"
+_FLOAT_ERROR = 1e-6
 _HELD = "held from before the crash"
 _KEPT = (
     f"kept from before the crash until a first complete decision, for {GRACE_SECONDS:g} s at most"
@@ -71,7 +70,8 @@ class Lane:
     def over(self) -> bool:
         """Whether the target may now have more than its order allows. Only for orders that write."""
         assert self.order.setting is not None
-        return self.bound > self.order.setting.value
+        # A float that is not quite a whole milliwatt would be over for ever.
+        return self.bound > self.order.setting.value + _FLOAT_ERROR
 
     def give(self, order: Order) -> None:
         """Take the latest order; whatever was ordered before counts no more."""
@@ -128,7 +128,7 @@ class Lane:
         except (Gone, Refused, Unsupported, Unavailable) as error:
             return self._failed(order, await believed(self._actuator, self._entry, error))
         self._failures = 0
-        self._due_at = self._now + VERIFY_SECONDS
+        self._due_at = self._now + self.knob.verify_seconds
         return outcome
 
     async def _carry_out(self, order: Order) -> Outcome | None:
@@ -149,7 +149,7 @@ class Lane:
         if blocked is not None:
             return self._outcome(order, blocked.result, blocked.why)
         return self._outcome(
-            order, "would", _WOULD if entry is None else f"{_WOULD}; it is {_HELD}"
+            order, "would", order.passive if entry is None else f"{order.passive}; it is {_HELD}"
         )
 
     async def _apply(self, order: Order) -> Outcome:
@@ -183,7 +183,7 @@ class Lane:
     async def _announce(self, order: Order, original: Real, want: Real) -> None:
         assert order.setting is not None
         subject = order.setting.subject
-        identity = await self._actuator.identity(subject)
+        identity = await identified(self._actuator, subject, self._entry)
         await self._desk.ledger.intend(
             knob=self.knob,
             subject=subject,
@@ -211,7 +211,8 @@ class Lane:
             raise Refused(f"{want.raw} was written, but it reads back as {back.raw}")
         if back.raw != want.raw:
             self._rounded = (want.raw, back.raw)
-        self._audit(order, "set", "applied", setting.why, before=real.raw, wrote=want.raw)
+        done: Result = "pending" if self.knob.launch else "applied"
+        self._audit(order, "set", done, setting.why, before=real.raw, wrote=want.raw)
         return self._as_wished(order, back, want)
 
     async def _put_back(self, order: Order, entry: Entry) -> None:
@@ -237,6 +238,7 @@ class Lane:
         entry = self._entry
         if entry is None or entry.explains(real, self.knob.deadband):
             return entry
+        await let_go(self._actuator, entry)
         owner = await self._actuator.owner(entry.subject)
         why = f"somebody else has set it to {real.raw}"
         self._contest.changed(owner)
@@ -291,6 +293,9 @@ class Lane:
             self._desk.ledger.serve(self.target, setting.purpose, budget)
         if self._contest.owner:
             return self._outcome(order, "applied", f"it reads {real.raw}; {self._contest.undone}")
+        if self.knob.launch:
+            later = f"the next launch gets {real.raw}; what runs keeps what it started with"
+            return self._outcome(order, "pending", later)
         # Less than that is how the target rounds, which is nobody's concern.
         tighter = setting.value - want.value >= self.knob.deadband
         if tighter and want.value == real.value:
@@ -358,7 +363,7 @@ class Lane:
         if (
             outcome is None
             or result is None
-            or result in {"applied", "in flight"}
+            or result in {"applied", "in flight", "pending"}
             or (result == before[0] and not moved)
         ):
             return

@@ -15,6 +15,7 @@ import msgspec
 from gpuagent.errors import Corrupt
 from gpuagent.model.declare import Knob, On
 from gpuagent.model.inventory import Subject
+from gpuagent.model.vocab import KNOB
 from gpuagent.ports import Real
 
 VERSION = 1
@@ -34,8 +35,8 @@ class Target(msgspec.Struct, frozen=True, order=True, cache_hash=True):
 
 
 def target_of(knob: Knob, subject: Subject) -> Target:
-    """The target a setting is about; the tenant's name is no part of a cgroup's identity."""
-    if subject.on is On.CGROUP:
+    """The target a setting is about; the tenant's name is no part of a cgroup's or process's identity."""
+    if subject.on in {On.CGROUP, On.PROCESS}:
         subject = msgspec.structs.replace(subject, tenant="")
     return Target(knob.name, subject)
 
@@ -78,7 +79,7 @@ class Entry(msgspec.Struct, frozen=True, tag="held"):
     @property
     def target(self) -> Target:
         subject = self.subject
-        if subject.on is On.CGROUP:
+        if subject.on in {On.CGROUP, On.PROCESS}:
             subject = msgspec.structs.replace(subject, tenant="")
         return Target(self.knob, subject)
 
@@ -90,9 +91,13 @@ class Entry(msgspec.Struct, frozen=True, tag="held"):
         """Whether `real` is our doing: one of our writes, or a pending write made or not made.
 
         A pending write may have been rounded by the target before we could read it back, so a value
-        within the deadband of it is ours too.
+        within the deadband of it is ours too. So is what a value of ours is left as when whoever
+        of ours maintained it has died.
         """
+        knob = KNOB.get(self.knob)
         if any(k.raw == real.raw for k in self.wrote):
+            return True
+        if knob is not None and knob.leftover and real.raw == knob.leftover:
             return True
         if not self.pending:
             return False

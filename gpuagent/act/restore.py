@@ -13,6 +13,7 @@ import msgspec
 
 from gpuagent.act.audit import AuditLog
 from gpuagent.act.ledger import Ledger
+from gpuagent.act.lingering import identified, let_go
 from gpuagent.act.record import Entry, Target
 from gpuagent.clock import Clock
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
@@ -74,11 +75,13 @@ async def return_original(
     ours to try again.
     """
     subject, original, deadband = entry.subject, entry.original, actuator.knob.deadband
-    await actuator.verify(subject, entry.identity)
+    await identified(actuator, subject, entry)
     before = await actuator.get(subject)
     if before.raw == original.raw:
+        await let_go(actuator, entry)
         return Returned("put back", f"it is back at {original.raw} already", before, before)
     if not entry.explains(before, deadband):
+        await let_go(actuator, entry)
         why = f"somebody else has set it to {before.raw} since; it is left so"
         return Returned("left alone", why, before, before)
     if reason := must_wait():
@@ -86,9 +89,11 @@ async def return_original(
     await actuator.set(subject, original.raw)
     after = await actuator.get(subject)
     if after.raw == original.raw or abs(after.value - original.value) < deadband:
+        await let_go(actuator, entry)
         return Returned("put back", f"{before.raw} was ours, {original.raw} before", before, after)
     if entry.explains(after, deadband):
         raise Unavailable(f"{original.raw} was written, but it still reads {after.raw}")
+    await let_go(actuator, entry)
     why = f"somebody else set it to {after.raw} while it was put back; it is left so"
     return Returned("left alone", why, before, after)
 
@@ -97,7 +102,7 @@ async def believed(actuator: Actuator, entry: Entry | None, error: AgentError) -
     """The error, unless it says that a held target is gone and that one is only out of sight."""
     if entry is not None and isinstance(error, Gone):
         try:
-            await actuator.verify(entry.subject, entry.identity)
+            await identified(actuator, entry.subject, entry)
         except (Gone, Refused, Unsupported, Unavailable) as surer:
             return surer
     return error
@@ -106,10 +111,10 @@ async def believed(actuator: Actuator, entry: Entry | None, error: AgentError) -
 def ends_with_its_target(entry: Entry) -> bool:
     """Whether a target that is gone can never come back as itself.
 
-    A cgroup's inode is not given twice; a lost card may return with our limit still on it, so its
-    entry stays until the next boot.
+    A cgroup's inode is not given twice, nor are a process's number and start time; a lost card may
+    return with our limit still on it, so its entry stays until the next boot.
     """
-    return entry.subject.on is On.CGROUP
+    return entry.subject.on in {On.CGROUP, On.PROCESS}
 
 
 What = Literal["put back", "held", "adopted", "left alone", "gone", "failed"]
@@ -180,7 +185,9 @@ async def put_back(
                 continue
             else:
                 work = _returned(actuator, entry)
-            tasks.append(group.create_task(_one(entry, work, call_seconds)))
+            tasks.append(
+                group.create_task(_one(entry, work, max(call_seconds, knob.put_back_seconds)))
+            )
     items += [t.result() for t in tasks]
     _conclude(ledger, items)
     if audit is not None:

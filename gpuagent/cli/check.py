@@ -82,7 +82,28 @@ def look(config: Config) -> list[Offer]:
         offers.kernel_log(config.paths.kernel_log),
         offers.systemd(),
         offers.mps(),
+        *_latencies(config),
     ]
+
+
+def _latencies(config: Config) -> list[Offer]:
+    """Whether the metrics that latencies are to be read from can be, each asked once."""
+    rules = [rule for rule in config.tenants if rule.latency_from is not None]
+    if not rules:
+        return []
+    # What fetches a page costs this command a third of a second to have at hand.
+    from gpuagent.host.pages import HttpPages
+    from gpuagent.sense.sources import trouble
+
+    async def ask() -> list[str]:
+        pages = HttpPages()
+        try:
+            return list(await asyncio.gather(*(trouble(rule, pages) for rule in rules)))
+        finally:
+            await pages.close()
+
+    found = zip(rules, asyncio.run(ask()), strict=True)
+    return [offers.latency(rule.name, rule.latency_from, why) for rule, why in found]
 
 
 def _say_offer(offer: Offer, *, needed: bool) -> None:

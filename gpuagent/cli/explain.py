@@ -1,26 +1,37 @@
-"""`gpuagent explain TENANT`: why a tenant is treated as it is, as prose."""
+"""`gpuagent explain`: why a tenant is treated as it is, and why a run was refused, as prose."""
+
+import time
 
 import click
 
 from gpuagent.cli.client import Client, Document
-from gpuagent.cli.exits import CODES
+from gpuagent.cli.exits import CODES, Failure
 from gpuagent.cli.options import Options, common
 from gpuagent.cli.override import value_of
 from gpuagent.cli.show import amount, emit, listed, say, seconds
 
 
 @click.command(epilog=CODES)
-@click.argument("tenant")
+@click.argument("tenant", required=False)
 @common
-def explain(tenant: str) -> None:
-    """Say why TENANT is treated as it is: level, causes, every knob, and what is known of it."""
+def explain(tenant: str | None) -> None:
+    """Say why TENANT is treated as it is: level, causes, every knob, and what is known of it.
+
+    Without a name: what `gpuagent run` has started for you, how that fares, and what it refused.
+    """
     options = Options.current()
+    if tenant is None:
+        explain_own(Client(options.socket), as_json=options.json)
+        return
     told = Client(options.socket).tenant(tenant, "/explanation")
     if options.json:
         emit(told)
         return
     _say_who(told)
-    _say_held(told)
+    if told["run"] is not None:
+        say(words_of(told["run"]))
+    _say_hours(told)
+    say_held(told)
     _say_overrides(told["overrides"])
     _say_causes(told["causes"])
     _say_knobs(told["knobs"])
@@ -41,6 +52,51 @@ def _say_who(told: Document) -> None:
     if limit is not None:
         say(f"Its declared memory limit is {amount('bytes', limit)} on one card.")
     _say_latency(row)
+    _say_source(told["latency_source"])
+
+
+def explain_own(client: Client, *, as_json: bool) -> None:
+    """Those that are the caller's own; of everybody for who sees everything."""
+    runs, refusals = list(client.items("/v1/runs")), client.get("/v1/refusals")["items"]
+    if as_json:
+        emit({"runs": runs, "refusals": refusals})
+        return
+    for run in runs:
+        say(words_of(run))
+        try:
+            say_held(client.tenant(run["name"], "/explanation"))
+        except Failure:
+            say("How it fares is not known: it has only just begun, or has ended.")
+        say(f"`gpuagent explain {run['name']}` says more.")
+    if not runs:
+        say("Nothing that `gpuagent run` has started for you lives now.")
+    _title("Refused lately")
+    for refusal in refusals:
+        say(f"  {_time(refusal['wall'])}, {refusal['by']} ({refusal['asked']}): {refusal['why']}")
+        if refusal["remedy"]:
+            say(f"    what to do: {refusal['remedy']}")
+        numbers = ", ".join(f"{n} {amount(n, v)}" for n, v in refusal["numbers"].items())
+        if numbers:
+            say(f"    numbers: {numbers}")
+    if not refusals:
+        say("  none")
+
+
+def words_of(run: Document) -> str:
+    """What was promised to a run."""
+    memory, share = run["memory_bytes"], run["share_ratio"]
+    parts = [f"{run['name']} was started with `gpuagent run` by {run['by']}, {run['level']}"]
+    parts.append(f"on {listed(run['gpus'])}")
+    if memory is not None:
+        parts.append(f"with {amount('bytes', memory)} reserved on each card")
+    if share is not None:
+        parts.append(f"and {amount('ratio', share)} of it under CUDA MPS")
+    where = f"in {run['scope']}" if run["scope"] else "without a scope of its own"
+    return ". ".join((f"{' '.join(parts)}, {where}", *run["notes"])) + "."
+
+
+def _time(wall: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall))
 
 
 def _say_latency(row: Document) -> None:
@@ -59,11 +115,30 @@ def _say_latency(row: Document) -> None:
     say(f"Its p{100 * quantile:g} latency {measured}; {wanted}.")
 
 
+def _say_source(source: Document | None) -> None:
+    if source is None:
+        return
+    where = f"from {source['metric']} at {source['url']}"
+    last = source["last_success_seconds"]
+    ago = "never" if last is None else f"{seconds(last)} ago"
+    if source["up"] is None:
+        say(f"It is to be read {where}, which has not been tried since the tenant is there.")
+    elif not source["up"]:
+        say(f"It cannot be read {where}: {source['why']} (last read: {ago}).")
+    else:
+        say(f"It is read {where}, {ago}{': ' + source['why'] if source['why'] else ''}.")
+
+
 def _latency(value: float) -> str:
     return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
-def _say_held(told: Document) -> None:
+def _say_hours(told: Document) -> None:
+    if told["hours"] and not told["within_hours"]:
+        say(f"It may use all it gets at {listed(told['hours'])} only, and it is another time now.")
+
+
+def say_held(told: Document) -> None:
     row = told["row"]
     held = row["held_back"]
     if held is not None:
@@ -134,7 +209,7 @@ def _say_causes(causes: list[Document]) -> None:
 def _say_knobs(knobs: list[Document]) -> None:
     _title("Knobs")
     for knob in knobs:
-        say(f"  {knob['knob']} of {knob['cgroup'] or knob['gpu'] or 'the node'}")
+        say(f"  {knob['knob']} of {knob['cgroup'] or knob['gpu'] or knob['tenant'] or 'the node'}")
         unit = knob["unit"]
         values = f"wanted {amount(unit, knob['wanted'])}, real {amount(unit, knob['real'])}"
         if knob["original"] is not None:

@@ -96,6 +96,9 @@ def _say_health(health: Document) -> None:
             ago = "never" if last is None else f"{seconds(last)} ago"
             name = sensor["name"] if sensor["essential"] else f"{sensor['name']} (optional)"
             say(f"  {name}: {sensor['why']} (last read: {ago})")
+    if health["latency_sources_down"]:
+        of = f"{health['latency_sources_down']} of {health['latency_sources']}"
+        say(f"  latency: {of} sources cannot be read; `gpuagent explain TENANT` says why")
     for listener in health["listeners"]:
         if listener["why"]:
             say(f"  listener {listener['name']} ({listener['address']}): {listener['why']}")

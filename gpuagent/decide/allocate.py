@@ -11,13 +11,15 @@ class Claim(msgspec.Struct, frozen=True):
 
     card: str
     rank: int
-    """Best level of its tenants (1 to 3), 4 with none: lower is served first."""
+    """Who is on it (`claims.Rank`): the lower is served first and cut last."""
     floor: float
     cap: float
     demand: float
     """Draw plus headroom; its cap where the limit hides how much it would draw."""
     frozen: bool = False
     """Cannot be read just now: it stays where it is."""
+    top: float = 0.0
+    """The highest legal limit, where a declared cap is below it: the card has that once it is let go."""
 
 
 def allocate(claims: Sequence[Claim], budget: float) -> dict[str, float]:

@@ -1,30 +1,41 @@
 """What is wished beside the lever in use: that the tenant is told, and what its next launch gets."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from gpuagent.decide.held import Held
-from gpuagent.model.inventory import Tenant, on_tenant
+from gpuagent.decide.risk import uses_mps
+from gpuagent.model.declare import Knob
+from gpuagent.model.inventory import Inventory, Tenant, on_tenant
 from gpuagent.model.plan import Setting
-from gpuagent.model.vocab import NOTICED
+from gpuagent.model.vocab import MPS_THREADS, NOTICED
 
 
-def beside(held: Iterable[Held], tenants: Mapping[str, Tenant]) -> Iterator[Setting]:
-    """At most one notice for each tenant that is held back."""
-    told: set[str] = set()
-    for one in held:
-        tenant = tenants.get(one.tenant)
-        if tenant is None or one.grip.share >= 1.0 or one.tenant in told:
-            continue
-        if tenant.notice and _may(tenant, "notice"):
-            told.add(one.tenant)
-            yield Setting(
-                NOTICED,
-                on_tenant(one.tenant),
-                1.0,
-                why=f"it is told that it is held back: {one.why}",
-                rule=f"backpressure/{one.cause.kind}",
-            )
+def beside(held: Iterable[Held], tenant: Tenant, inventory: Inventory) -> Iterator[Setting]:
+    """For one tenant and all that it is held by.
+
+    The thread percentage goes with a latency, which it can relieve, whichever lever is in use: it
+    acts at the next launch only, and nobody waits a time box for that.
+    """
+    tight = sorted((h for h in held if h.grip.share < 1.0), key=lambda h: h.grip.share)
+    if tight and tenant.notice and _may(tenant, NOTICED):
+        yield _setting(NOTICED, tenant, tight[0], 1.0, "it is told that it is held back")
+    late = [h for h in tight if h.cause.kind == "latency"]
+    if late and _may(tenant, MPS_THREADS) and uses_mps(inventory, tenant):
+        share = late[0].grip.share
+        what = f"its next MPS client gets {share:.0%} of the multiprocessors at most"
+        yield _setting(MPS_THREADS, tenant, late[0], share, what)
 
 
-def _may(tenant: Tenant, family: str) -> bool:
-    return family in tenant.levers and family not in tenant.observed
+def _may(tenant: Tenant, knob: Knob) -> bool:
+    return knob.family in tenant.levers and knob.family not in tenant.observed
+
+
+def _setting(knob: Knob, tenant: Tenant, held: Held, value: float, what: str) -> Setting:
+    return Setting(
+        knob,
+        on_tenant(tenant.name),
+        value,
+        why=f"{what}: {held.why}",
+        rule=f"backpressure/{held.cause.kind}",
+        numbers=(*held.cause.numbers, ("share", held.grip.share)),
+    )

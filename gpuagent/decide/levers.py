@@ -34,6 +34,7 @@ from gpuagent.model.vocab import (
     NODE_IO_PRESSURE_RATIO,
     POWER_LIMIT,
     RUNNING,
+    SUSPENDED,
     TENANT_GPU_MEMORY_BYTES,
 )
 
@@ -106,7 +107,21 @@ class Levers:
         if held.tenant == CARD:
             return self._state.inventory.gpu(held.cause.subject.gpu) is not None
         tenant = self.tenants.get(held.tenant)
-        return tenant is not None and near(self._state, held.cause.subject, tenant)
+        if tenant is None:
+            return False
+        return near(self._state, held.cause.subject, tenant) or self.idled(held)
+
+    def idled(self, held: Held) -> bool:
+        """Whether its tenant does nothing because of this very lever: the driver lists it no more."""
+        return held.knob in AT_ONCE and held.grip.share < 1.0 and bool(self._ours(held.tenant))
+
+    def _ours(self, tenant: str) -> set[int]:
+        """The processes of a tenant that are suspended by us."""
+        return {
+            subject.pid
+            for (knob, subject), outcome in self._state.outcomes.items()
+            if knob is SUSPENDED and subject.tenant == tenant and outcome.original is not None
+        }
 
     def candidates(self, cause: Cause) -> list[Tenant]:
         """Tenants that contribute to the cause and may be held, the first to be cut first."""
@@ -140,16 +155,15 @@ class Levers:
             held.cause,
             held.why,
             processes=self._processes(tenant, held.cause) if held.knob in AT_ONCE else (),
-            risk=freezing(tenant) if knob is RUNNING else "",
+            risk=freezing(self._state.inventory, tenant) if knob is RUNNING else "",
         )
         return pull.settings(self._protect_from(tenant), self._law)
 
     def _processes(self, tenant: Tenant, cause: Cause) -> tuple[Process, ...]:
         """The tenant's own on the cards that the cause is about, or on any."""
         cards = self._cards(cause)
-        on_them = {
-            p.pid for p in self._state.inventory.gpu_processes or () if not cards or p.gpu in cards
-        }
+        listed = self._state.inventory.gpu_processes or ()
+        on_them = {p.pid for p in listed if not cards or p.gpu in cards} | self._ours(tenant.name)
         return tuple(p for p in tenant.processes if p.pid in on_them)
 
     def _cards(self, cause: Cause) -> set[str]:

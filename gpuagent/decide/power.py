@@ -1,56 +1,38 @@
 """The policy that keeps the sum of all power limits within the node's budget (DESIGN 5, Power).
 
-The limits of all cards are decided together and then stand for `power.dwell` and until a change is
-worth it; a change of the budget or of the cards is answered at once. What cannot be limited counts
-with the most it may draw.
+The limits of all cards are decided together (`division`) and then stand for `power.dwell` and until a
+change is worth it; a change of the budget or of the cards is answered at once. Who is served first
+`claims` says, how much a card asks for `demand`. What cannot be limited counts with the most it may
+draw. Where the lowest legal limits alone are over the budget, clocks may help (`clocks`).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from gpuagent.config import Config
-from gpuagent.decide.allocate import Claim, allocate
-from gpuagent.decide.card import legal_range, operators_limit
-from gpuagent.decide.causes import label
+from gpuagent.decide import powersaid
+from gpuagent.decide.allocate import Claim
+from gpuagent.decide.claims import Rank, beyond_control, claim, holds_anyhow
+from gpuagent.decide.clocks import Clocks
+from gpuagent.decide.demand import Appetite, seen
+from gpuagent.decide.division import ROUNDING_WATTS, Division
+from gpuagent.decide.powersaid import Told
 from gpuagent.model.declare import BUDGET_RULE
-from gpuagent.model.inventory import NODE, Gpu, Level, on_gpu
+from gpuagent.model.inventory import NODE, Gpu, on_gpu
 from gpuagent.model.plan import Cause, Decision, Setting
 from gpuagent.model.state import Event, NodeState
-from gpuagent.model.vocab import GPU_POWER_WATTS, POWER_LIMIT
+from gpuagent.model.vocab import GPU_POWER_LIMIT_WATTS, GPU_POWER_WATTS, POWER_LIMIT
 
-_SATURATED = 0.95
-"""A card that draws this share of its limit may well want more than it shows."""
-_IDLE_RANK = 4
-_WORTH_RATIO = 0.03
-"""A limit is not moved by less than this share of its cap: demand is never quite still."""
-_STARVED_RATIO = 0.05
-_TOLD_RATIO = 0.05
-"""What an L1 tenant's card loses of its cap to the budget is news from this share on, and each step."""
-_OVER_SECONDS = 30.0
-"""A card is said to be limited no longer once it has not been for so long: demand comes and goes."""
-_ROUNDING_WATTS = 1e-6
 _PATIENCE_SECONDS = 10.0
-_AGAIN_SECONDS = 300.0
-"""An alert is said again only after it has not held for this long."""
-
-
-class Told(msgspec.Struct, frozen=True):
-    """A limit of an L1 tenant's card that has been said."""
-
-    watts: float
-    """The lowest that was said."""
-    free_since: float | None = None
-    """Since when the budget has not limited the card."""
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """The limits in force by card, and what they were decided for."""
+    """The limits in force by card, what the cards asked for, and what has been said."""
 
-    limits: dict[str, float] = {}
-    decided_at: float = float("-inf")
-    basis: tuple[object, ...] = ()
-    """Budget, cards and their ranges: if these change, the limits are decided anew at once."""
+    division: Division = Division()
+    appetites: dict[str, Appetite] = {}
+    clocks: Clocks = Clocks()
     said: dict[str, float] = {}
     """Alerts by name, and when each last held."""
     short_since: float | None = None
@@ -78,219 +60,153 @@ class PowerBudget:
         self._budget = config.power.budget_watts
         self._dwell = config.power.dwell
         self._headroom = config.power.headroom
+        self._config = config
 
     def begin(self) -> Memory:
         return Memory()
 
     def decide(self, memory: Memory, state: NodeState) -> tuple[Memory, Decision]:
-        news = list(self._changed(memory, state))
-        gpus = state.inventory.gpus
-        if self._budget is None or not gpus:
-            if self._budget is None and state.acts and memory.acts:
-                news += [_freed(state, card) for card in memory.told]
-            return Memory(budget=self._budget, begun=True), Decision(events=tuple(news))
-        memory = msgspec.structs.replace(memory, budget=self._budget, begun=True)
+        budget, gpus = self._budget, state.inventory.gpus
+        news = []
+        if memory.begun and memory.budget != budget:
+            news.append(powersaid.changed(state, budget, memory.budget))
+        if budget is None or not gpus:
+            if budget is None and state.acts and memory.acts:
+                news += [powersaid.freed(state, card) for card in memory.told]
+            return Memory(budget=budget, begun=True), Decision(events=tuple(news))
+        memory = msgspec.structs.replace(memory, budget=budget, begun=True)
         memory = _heard(memory, state)
         if not memory.ready:
             return memory, Decision(complete=False, events=tuple(news))
-        claims = [c for g in gpus if (c := self._claim(state, memory, g)) is not None]
-        fixed, unknown = _beyond_control(state, gpus, claims)
-        usable = self._budget - fixed
-        memory = self._share_out(memory, claims, usable, state.now.mono)
-        alerts = list(self._alerts(state, memory, claims, fixed, unknown))
-        said, alarms = _news(memory.said, alerts, state.now.mono)
-        told, limited = self._l1_limits(state, memory, claims, {str(a.subject) for a in alarms})
-        short = [a for a in alerts if a.kind == "power-budget-unreachable"]
-        since = None if not short else memory.short_since or state.now.mono
-        causes = tuple(
-            Cause("power", NODE, since or a.at, a.text, (("budget_watts", self._budget),))
-            for a in short
+        memory, decision = self._decide(memory, state, gpus, budget)
+        return memory, msgspec.structs.replace(decision, events=(*news, *decision.events))
+
+    def _decide(
+        self, memory: Memory, state: NodeState, gpus: Sequence[Gpu], budget: float
+    ) -> tuple[Memory, Decision]:
+        before, now = memory.division.limits, state.now.mono
+        appetites = {g.uuid: self._appetite(memory, state, g) for g in gpus}
+        asked = (
+            claim(state, g, limit=before.get(g.uuid), appetite=appetites[g.uuid]) for g in gpus
         )
-        settings = () if _holds_anyhow(claims, usable) else self._settings(memory, claims, state)
-        floors = sum(c.floor for c in claims)
-        assert floors > usable or sum(s.value for s in settings) <= usable + _ROUNDING_WATTS
-        return (
-            msgspec.structs.replace(
-                memory, said=said, short_since=since, told=told, acts=state.acts
+        claims = [c for c in asked if c is not None]
+        fixed, unknown = beyond_control(state, gpus, claims)
+        usable = budget - fixed
+        memory = msgspec.structs.replace(
+            memory,
+            appetites=appetites,
+            division=memory.division.after(
+                claims, usable, budget=budget, dwell=self._dwell, now=now
             ),
-            Decision(settings=settings, causes=causes, events=(*news, *alarms, *limited)),
         )
-
-    def _changed(self, memory: Memory, state: NodeState) -> Iterator[Event]:
-        """That the budget is another than at the last decision."""
-        if not memory.begun or memory.budget == self._budget:
-            return
-        numbers: tuple[tuple[str, float], ...] = ()
-        if self._budget is None:
-            text = "there is no power budget any more"
-        else:
-            text = f"the power budget of the node is now {self._budget:.0f} W"
-            numbers = (("budget_watts", self._budget),)
-        before = "" if memory.budget is None else f"; it was {memory.budget:.0f} W"
-        yield Event("power-budget-changed", state.now.mono, text + before, NODE, numbers)
-
-    def _l1_limits(
-        self,
-        state: NodeState,
-        memory: Memory,
-        claims: Sequence[Claim],
-        alarmed: Collection[str],
-    ) -> tuple[dict[str, Told], list[Event]]:
-        """What is said by now of the limits of L1 tenants' cards, and what is new of it.
-
-        `alarmed` are subjects of which it is said just now that they get less than they ask for.
-        """
-        now = state.now.mono
-        before = memory.told if memory.acts == state.acts else {}
-        told: dict[str, Told] = {}
-        events: list[Event] = []
-        for claim in claims:
-            card, limit = claim.card, memory.limits[claim.card]
-            known = before.get(card)
-            step = max(POWER_LIMIT.deadband, _TOLD_RATIO * claim.cap)
-            if claim.rank != Level.L1:
-                continue
-            if known is None and limit > claim.cap - step:
-                continue
-            if known is None or limit <= known.watts - step:
-                told[card] = Told(limit)
-                if str(on_gpu(card)) not in alarmed:
-                    events.append(self._limited(state, claim, limit))
-            elif limit < claim.cap - POWER_LIMIT.deadband:
-                told[card] = Told(known.watts)
-            elif now - (since := now if known.free_since is None else known.free_since) < (
-                _OVER_SECONDS
-            ):
-                told[card] = Told(known.watts, since)
-            elif state.acts:
-                events.append(_freed(state, card))
-        return told, events
-
-    def _limited(self, state: NodeState, claim: Claim, limit: float) -> Event:
-        kind, verb = _spoken(state)
-        text = (
-            f"{_called(state, claim.card)}, used by an L1 tenant, {verb} {limit:.0f} W of its "
-            f"{claim.cap:.0f} W, as the node has a power budget of {self._budget:.0f} W"
-        )
-        numbers = (("limit_watts", limit), ("cap_watts", claim.cap))
-        return Event(kind, state.now.mono, text, on_gpu(claim.card), numbers)
-
-    def _share_out(
-        self, memory: Memory, claims: Sequence[Claim], usable: float, now: float
-    ) -> Memory:
-        """The limits that stand now: those of before, unless they must or may change and it is worth it.
-
-        They must at once when the budget or the cards have changed, or when they no longer fit.
-        They may once they have stood for the dwell.
-        """
-        basis = (self._budget, *((c.card, c.floor, c.cap) for c in claims))
-        limits = allocate(claims, usable)
-        if basis == memory.basis and sum(memory.limits.values()) <= usable + _ROUNDING_WATTS:
-            old = memory.limits
-            worth = any(
-                abs(limits[c.card] - old[c.card]) >= max(POWER_LIMIT.deadband, _WORTH_RATIO * c.cap)
-                for c in claims
-            )
-            if now - memory.decided_at < self._dwell or not worth:
-                return memory
-        if limits == memory.limits and basis == memory.basis:
-            return memory  # the floors do not fit: there is nothing else to decide
-        return msgspec.structs.replace(memory, limits=limits, decided_at=now, basis=basis)
-
-    def _claim(self, state: NodeState, memory: Memory, gpu: Gpu) -> Claim | None:
-        """None where the card cannot be limited."""
-        card = on_gpu(gpu.uuid)
-        span = legal_range(state, card)
-        if span is None:
-            return self._remembered(state, memory, gpu)
-        floor, cap = span
-        draw = self._draw(state, gpu)
-        limit = memory.limits.get(gpu.uuid, cap)
-        if draw is None:
-            demand = limit  # unknown: it keeps what it has
-        elif draw >= _SATURATED * limit:
-            demand = cap
-        else:
-            demand = draw * (1 + self._headroom)
-        return Claim(gpu.uuid, _rank(state, gpu), floor, cap, min(max(demand, floor), cap))
-
-    def _remembered(self, state: NodeState, memory: Memory, gpu: Gpu) -> Claim | None:
-        """A card that cannot be read just now is held where it is."""
-        limit = memory.limits.get(gpu.uuid)
-        if limit is None:
-            return None
-        return Claim(gpu.uuid, _rank(state, gpu), limit, limit, limit, frozen=True)
-
-    def _draw(self, state: NodeState, gpu: Gpu) -> float | None:
-        """Mean of the last dwell; None if it is not known now."""
-        card = on_gpu(gpu.uuid)
-        now = state.fresh(GPU_POWER_WATTS, card)
-        if now is None:
-            return None
-        window = state.history.window(GPU_POWER_WATTS, card, state.now.mono - self._dwell)
-        return sum(v for _, v in window) / len(window) if window else now
-
-    def _settings(
-        self, memory: Memory, claims: Sequence[Claim], state: NodeState
-    ) -> tuple[Setting, ...]:
-        made = []
-        for claim in claims:
-            watts = memory.limits[claim.card]
-            draw = state.fresh(GPU_POWER_WATTS, on_gpu(claim.card))
-            drawn = "unknown" if draw is None else f"{draw:.0f} W"
-            level = "no tenant" if claim.rank == _IDLE_RANK else f"L{claim.rank}"
-            made.append(
-                Setting(
-                    POWER_LIMIT,
-                    on_gpu(claim.card),
-                    watts,
-                    why=f"{watts:.0f} W of the {self._budget:.0f} W node budget; {level}, "
-                    f"draws {drawn}, may have {claim.floor:.0f} to {claim.cap:.0f} W",
-                    rule=BUDGET_RULE,
-                    numbers=(
-                        ("budget_watts", self._budget or 0.0),
-                        ("demand_watts", claim.demand),
-                        ("floor_watts", claim.floor),
-                        ("cap_watts", claim.cap),
-                    ),
-                )
-            )
-        return tuple(made)
-
-    def _alerts(
-        self,
-        state: NodeState,
-        memory: Memory,
-        claims: Sequence[Claim],
-        fixed: float,
-        unknown: Sequence[Gpu],
-    ) -> Iterator[Event]:
-        """What an operator must know, as long as it holds."""
-        now = state.now.mono
+        limits = memory.division.limits
+        settings: tuple[Setting, ...] = ()
+        if not holds_anyhow(claims, usable):
+            settings = tuple(_setting(state, c, limits[c.card], budget) for c in claims)
         floors = sum(c.floor for c in claims)
-        if floors + fixed > (self._budget or 0.0):
-            text = (
-                f"the power budget of {self._budget:.0f} W cannot be kept: the lowest legal limits "
-                f"of all cards are {floors:.0f} W and {fixed:.0f} W are beyond control; raise the "
-                "budget or take cards out of use"
-            )
-            yield Event("power-budget-unreachable", now, text, NODE, alert=True)
-        for gpu in unknown:
-            text = (
-                f"what {label(gpu)} may draw is not known ({gpu.blind or 'it does not say'}); the "
-                "budget counts it like the largest of the others"
-            )
-            yield Event("power-unknown", now, text, on_gpu(gpu.uuid), alert=True)
-        kind, verb = _spoken(state)
-        for claim in claims:
-            limit = memory.limits[claim.card]
-            if claim.rank != Level.L1 or not _starved(claim, limit):
-                continue
-            text = (
-                f"{_called(state, claim.card)}, used by an L1 tenant, {verb} {limit:.0f} W of the "
-                f"{claim.demand:.0f} W it asks for"
-            )
-            yield Event(kind, now, text, on_gpu(claim.card), alert=state.acts)
+        assert floors > usable or sum(s.value for s in settings) <= usable + ROUNDING_WATTS
+        alerts = list(
+            powersaid.alerts(state, claims, limits, budget=budget, fixed=fixed, unknown=unknown)
+        )
+        memory, locks, locked = self._locks(memory, state, claims, usable)
+        memory, events = _told(memory, state, claims, alerts, budget)
+        memory, causes = _short(memory, alerts, now, budget)
+        return memory, Decision(
+            settings=(*settings, *locks), causes=causes, events=(*events, *locked)
+        )
+
+    def _locks(
+        self, memory: Memory, state: NodeState, claims: Sequence[Claim], usable: float
+    ) -> tuple[Memory, tuple[Setting, ...], tuple[Event, ...]]:
+        """Clocks where no limits keep the budget."""
+        before, budget = memory.clocks, self._budget or 0.0
+        clocks = before.after(
+            state, claims, usable=usable, dwell=self._dwell, allowed=self._unlocked
+        )
+        said = powersaid.l1_locked(state, claims, before.locks, clocks.locks)
+        return (
+            msgspec.structs.replace(memory, clocks=clocks),
+            tuple(clocks.settings(state, claims, budget)),
+            tuple(said),
+        )
+
+    def _unlocked(self, uuid: str) -> bool:
+        """Whether the operator has declared that the card's clocks are unlocked."""
+        card = self._config.card(uuid)
+        return card is not None and card.clock_unlocked
+
+    def _appetite(self, memory: Memory, state: NodeState, gpu: Gpu) -> Appetite:
+        limit = memory.division.limits.get(gpu.uuid, gpu.power_max_watts)
+        return seen(
+            memory.appetites.get(gpu.uuid, Appetite()),
+            state,
+            on_gpu(gpu.uuid),
+            limit=float("inf") if limit is None else limit,
+            dwell=self._dwell,
+            headroom=self._headroom,
+        )
+
+
+def _told(
+    memory: Memory,
+    state: NodeState,
+    claims: Sequence[Claim],
+    alerts: Sequence[Event],
+    budget: float,
+) -> tuple[Memory, tuple[Event, ...]]:
+    """What is news of the alerts that hold and of the limits of L1 tenants' cards."""
+    said, alarms = powersaid.news(memory.said, alerts, state.now.mono)
+    told, limited = powersaid.l1_limits(
+        state,
+        memory.told if memory.acts == state.acts else {},
+        claims,
+        memory.division.limits,
+        budget=budget,
+        alarmed={str(a.subject) for a in alarms},
+    )
+    memory = msgspec.structs.replace(memory, said=said, told=told, acts=state.acts)
+    return memory, (*alarms, *limited)
+
+
+def _short(
+    memory: Memory, alerts: Sequence[Event], now: float, budget: float
+) -> tuple[Memory, tuple[Cause, ...]]:
+    """That the floors alone are over the budget is a cause, for as long as it is so."""
+    short = [a for a in alerts if a.kind == "power-budget-unreachable"]
+    since = None if not short else memory.short_since or now
+    causes = tuple(
+        Cause("power", NODE, since or a.at, a.text, (("budget_watts", budget),)) for a in short
+    )
+    return msgspec.structs.replace(memory, short_since=since), causes
+
+
+def _setting(state: NodeState, claim: Claim, watts: float, budget: float) -> Setting:
+    """Cuts and raises are stages of one plan: the lanes raise nothing before all cuts are verified."""
+    card = on_gpu(claim.card)
+    draw = state.fresh(GPU_POWER_WATTS, card)
+    drawn = "unknown" if draw is None else f"{draw:.0f} W"
+    stage, order = 0.0, ""
+    as_set = state.fresh(GPU_POWER_LIMIT_WATTS, card)
+    if as_set is not None and watts <= as_set - POWER_LIMIT.deadband:
+        stage, order = 1.0, f"; first stage, a cut from {as_set:.0f} W"
+    elif as_set is not None and watts >= as_set + POWER_LIMIT.deadband:
+        stage, order = 2.0, f"; second stage, raised from {as_set:.0f} W once cuts are verified"
+    return Setting(
+        POWER_LIMIT,
+        card,
+        watts,
+        why=f"{watts:.0f} W of the {budget:.0f} W node budget; {Rank(claim.rank).words}, "
+        f"draws {drawn}, asks for {claim.demand:.0f} W, may have {claim.floor:.0f} to "
+        f"{claim.cap:.0f} W{order}",
+        rule=BUDGET_RULE,
+        numbers=(
+            ("budget_watts", budget),
+            ("demand_watts", claim.demand),
+            ("floor_watts", claim.floor),
+            ("cap_watts", claim.cap),
+            ("stage", stage),
+        ),
+    )
 
 
 def _heard(memory: Memory, state: NodeState) -> Memory:
@@ -298,74 +214,14 @@ def _heard(memory: Memory, state: NodeState) -> Memory:
     if memory.ready:
         return memory
     now = state.now.mono
-    seen = now if memory.seen_at is None else memory.seen_at
+    seen_at = now if memory.seen_at is None else memory.seen_at
     listed = memory.listed_at
     if listed is None and state.inventory.gpu_processes is not None:
         listed = now
     known = listed is not None and state.inventory.tenants_at > listed
     return msgspec.structs.replace(
         memory,
-        seen_at=seen,
+        seen_at=seen_at,
         listed_at=listed,
-        ready=known or now - seen >= _PATIENCE_SECONDS,
+        ready=known or now - seen_at >= _PATIENCE_SECONDS,
     )
-
-
-def _news(
-    said: dict[str, float], alerts: Iterable[Event], now: float
-) -> tuple[dict[str, float], tuple[Event, ...]]:
-    """When each alert last held, and those that have not held lately: they are said."""
-    lately = {name: at for name, at in said.items() if now - at <= _AGAIN_SECONDS}
-    holding = {f"{a.kind} {a.subject}": a for a in alerts}
-    events = tuple(a for name, a in holding.items() if name not in lately)
-    return {**lately, **dict.fromkeys(holding, now)}, events
-
-
-def _spoken(state: NodeState) -> tuple[str, str]:
-    """Kind and verb of an event about an L1 tenant's card."""
-    return ("l1-card-limited", "gets") if state.acts else ("would-limit-l1-card", "would get")
-
-
-def _called(state: NodeState, card: str) -> str:
-    gpu = state.inventory.gpu(card)
-    return card if gpu is None else label(gpu)
-
-
-def _freed(state: NodeState, card: str) -> Event:
-    text = f"{_called(state, card)}, used by an L1 tenant, is limited by the power budget no longer"
-    return Event("l1-card-limit-ended", state.now.mono, text, on_gpu(card))
-
-
-def _starved(claim: Claim, limit: float) -> bool:
-    return limit < claim.demand - max(POWER_LIMIT.deadband, _STARVED_RATIO * claim.demand)
-
-
-def _holds_anyhow(claims: Sequence[Claim], usable: float) -> bool:
-    """Whether the budget holds whatever the cards do, so that nothing need be limited."""
-    return sum(c.cap for c in claims) <= usable and not any(c.frozen for c in claims)
-
-
-def _beyond_control(
-    state: NodeState, gpus: Sequence[Gpu], claims: Sequence[Claim]
-) -> tuple[float, list[Gpu]]:
-    """Watts that cards may draw which we cannot limit, and those of which that is not known.
-
-    Each counts with its limit, else with the most its kind may have; an unknown one counts like the
-    largest of the others, for too little would be a budget that is not kept.
-    """
-    controlled = {c.card for c in claims}
-    known: dict[str, float] = {}
-    unknown: list[Gpu] = []
-    for gpu in gpus:
-        if gpu.uuid not in controlled:
-            most = operators_limit(state, on_gpu(gpu.uuid)) or gpu.power_max_watts
-            if most:
-                known[gpu.uuid] = most
-            else:
-                unknown.append(gpu)
-    largest = max((*known.values(), *(c.cap for c in claims)), default=0.0)
-    return sum(known.values()) + largest * len(unknown), unknown
-
-
-def _rank(state: NodeState, gpu: Gpu) -> int:
-    return min((t.level.value for t in state.inventory.on_card(gpu.uuid)), default=_IDLE_RANK)

@@ -86,6 +86,7 @@ class Turn:
         """Let go of what does not help; then cut the first that can be, as the law says."""
         key = (cause.kind, cause.subject)
         contributing = {t.name for t in self._levers.candidates(cause)}
+        contributing |= {h.tenant for h in self._mine(key) if self._levers.idled(h)}
         for held in self._mine(key):
             current = msgspec.structs.replace(held, cause=cause)
             self._put(current)
@@ -322,7 +323,9 @@ class Turn:
 
     def settings(self) -> tuple[Setting, ...]:
         wished = [s for h in self._held.values() for s in self._levers.settings(h)]
-        wished += beside(self._held.values(), self._levers.tenants)
+        for tenant in self._levers.tenants.values():
+            mine = [h for h in self._held.values() if h.tenant == tenant.name]
+            wished += beside(mine, tenant, self._state.inventory)
         known = {s.key for s in wished}
         return (*wished, *(s for s in self._blocked if s.key not in known))
 

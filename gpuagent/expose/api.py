@@ -8,10 +8,20 @@ import msgspec
 
 from gpuagent.clock import Clock
 from gpuagent.errors import Unavailable
-from gpuagent.expose import discreet, environment, explain, overrides, picture, reports, tokens
+from gpuagent.expose import (
+    discreet,
+    environment,
+    explain,
+    mps,
+    overrides,
+    picture,
+    reports,
+    runs,
+    tokens,
+)
 from gpuagent.expose.access import Access
 from gpuagent.expose.gate import forbidden
-from gpuagent.expose.intake import Intake
+from gpuagent.expose.intake import Intake, Knocks
 from gpuagent.expose.paging import AFTER, BEFORE, LIMIT, newest_first, part
 from gpuagent.expose.problems import Trouble, not_found
 from gpuagent.expose.routes import Ask, Do, For, Get, Told, current, obeyed
@@ -64,6 +74,7 @@ class Sources(msgspec.Struct, frozen=True):
     listen: Callable[[Callable[[], None]], None]
     intake: Intake = msgspec.field(default_factory=Intake)
     access: Callable[[], Access] = Access
+    knocks: Knocks = msgspec.field(default_factory=Knocks)
 
 
 # -- reading -------------------------------------------------------------------------------------------
@@ -242,7 +253,9 @@ GETS: tuple[Get, ...] = (
         view=dict[str, object],
     ),
     *environment.GETS,
+    *mps.GETS,
     *overrides.GETS,
+    *runs.GETS,
     *tokens.GETS,
 )
 
@@ -274,6 +287,7 @@ DOS: tuple[Do, ...] = (
     ),
     *reports.DOS,
     *overrides.DOS,
+    *runs.DOS,
     *tokens.DOS,
 )
 

@@ -70,6 +70,8 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """Names of the tenants that it may report for."""
     why: str = ""
     """Why it is no administrator, where that may surprise."""
+    caller: Caller | None = None
+    """As the kernel knows it; None where a token tells who asks."""
 
     @property
     def sees_all(self) -> bool:
@@ -85,6 +87,11 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
     def may_see(self, tenant: str) -> bool:
         return self.sees_all or tenant in self.tenants
+
+    @property
+    def local(self) -> bool:
+        """Whether the kernel knows its process, and that is in no tenant and no container."""
+        return self.caller is not None and self.caller.origin is not None and not self.why
 
     def may_report_for(self, tenant: str) -> bool:
         """`tenant` is a name as it stands in a path (`model.text.wire`)."""

@@ -19,7 +19,16 @@ from gpuagent.model.inventory import Tenant
 from gpuagent.model.plan import plainly
 from gpuagent.model.state import Event
 
-OWN_EVENTS = frozenset({"share-cut", "share-raised", "tenant-appeared", "tenant-left"})
+OWN_EVENTS = frozenset(
+    {
+        "run-admitted",
+        "run-ended",
+        "share-cut",
+        "share-raised",
+        "tenant-appeared",
+        "tenant-left",
+    }
+)
 """Kinds whose texts are about nobody but the tenant that they are about."""
 _REFUSAL = "others live there too, or it is not the agent's to turn"
 _HINDRANCE = {

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, cast
 
+import msgspec
 from aiohttp import web
 
 from gpuagent.expose.api import to_json
@@ -228,7 +229,7 @@ class Callers(Guests[Caller]):
     def _judge(self, caller: Caller) -> Peer:
         snapshot = self._told.latest()
         inventory = Inventory() if snapshot is None else snapshot.state.inventory
-        return judge(caller, inventory, self._rules)
+        return msgspec.structs.replace(judge(caller, inventory, self._rules), caller=caller)
 
 
 class Admission(asyncio.Protocol):

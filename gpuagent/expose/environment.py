@@ -5,7 +5,8 @@ The variables of MPS are read by a client as it starts, and can only tighten wha
 (NVIDIA, Multi-Process Service, "Environment variables").
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -15,10 +16,11 @@ from gpuagent.expose.gate import forbidden
 from gpuagent.expose.problems import not_found
 from gpuagent.expose.routes import Ask, For, Get, Told, current
 from gpuagent.expose.views import EnvironmentView, VariableView
-from gpuagent.model.inventory import Gpu, Level
+from gpuagent.model.inventory import Gpu, Inventory, Level, MpsDaemon, Tenant, on_tenant
 from gpuagent.model.plan import Snapshot
 from gpuagent.model.text import wire
-from gpuagent.quantities import bytes_
+from gpuagent.model.vocab import MPS_THREADS
+from gpuagent.quantities import bytes_, ratio
 
 _MIB = 1024**2
 _GIB = 1024**3
@@ -35,6 +37,12 @@ class Promise(msgspec.Struct, frozen=True):
     level: Level
     memory_limit_bytes: int | None
     present: bool
+    compute_share_ratio: float | None = None
+    """As declared."""
+    threads_ratio: float | None = None
+    """What it is held to while it is held back; None while it is not."""
+    pipe_directory: str = ""
+    """Of the MPS daemon of its cards; empty where there is none, or that is not known."""
 
 
 def variables(promise: Promise, cards: int | None, socket: str) -> tuple[VariableView, ...]:
@@ -69,9 +77,46 @@ def _variables(promise: Promise, cards: int | None, socket: str) -> Iterator[Var
             _MPS_START,
         )
     yield VariableView("GPUAGENT_TENANT", wire(promise.name), "the name to report under", _AT_START)
+    if promise.pipe_directory:
+        yield VariableView(
+            "CUDA_MPS_PIPE_DIRECTORY",
+            promise.pipe_directory,
+            "where the MPS control daemon of its cards is reached",
+            _AT_START,
+        )
+    yield from _threads(promise)
     if socket:
         why = "where to report latency and to read events: the agent's socket"
         yield VariableView("GPUAGENT_SOCKET", socket, why, _AT_START)
+
+
+def _threads(promise: Promise) -> Iterator[VariableView]:
+    """The smaller of what is declared and what it is held to, in tenths of a percent."""
+    share, held = promise.compute_share_ratio, promise.threads_ratio
+    least = min((r for r in (share, held) if r is not None), default=1.0)
+    percent = math.floor(round(least * 1000, 6)) / 10
+    if not 0 < percent < 100:
+        return
+    why = "it is held back" if held is not None and held == least else "its compute_share"
+    yield VariableView(
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        f"{percent:g}",
+        f"{why}: a ceiling on the multiprocessors it may use, not a reservation",
+        _MPS_START,
+    )
+
+
+def drop_in(tenant: str, made: Iterable[VariableView]) -> str:
+    """As a file that systemd reads beside a unit (systemd.exec(5), Environment=)."""
+    values = (f"{v.name}={v.value}" for v in made)
+    quoted = (v.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") for v in values)
+    return "".join(
+        (
+            f"# What gpuagent tells of {tenant} now. Nobody renews this file: ask again after a change.\n",
+            "[Service]\n",
+            *(f'Environment="{v}"\n' for v in quoted),
+        )
+    )
 
 
 def _whole(limit: int) -> str:
@@ -96,8 +141,7 @@ def promise(snapshot: Snapshot, settings: Settings, name: str, reader: Peer) -> 
     """
     for tenant in picture.tenants(snapshot, reader):
         if wire(tenant.name) == name:
-            limit = tenant.limits.memory_limit_bytes
-            return Promise(tenant.name, tenant.level, limit, present=True)
+            return _present(snapshot, tenant)
     if not reader.sees_all:
         raise forbidden(reader, "see a tenant that is not yours, or that has no process now")
     declared = settings().get("tenants")
@@ -110,10 +154,51 @@ def promise(snapshot: Snapshot, settings: Settings, name: str, reader: Peer) -> 
     )
 
 
+def _present(snapshot: Snapshot, tenant: Tenant) -> Promise:
+    daemon = daemon_of(snapshot.state.inventory, tenant)
+    return Promise(
+        tenant.name,
+        tenant.level,
+        tenant.limits.memory_limit_bytes,
+        present=True,
+        compute_share_ratio=tenant.limits.compute_share_ratio,
+        threads_ratio=held_threads(snapshot, tenant.name),
+        pipe_directory="" if daemon is None else daemon.pipe_directory,
+    )
+
+
+def held_threads(snapshot: Snapshot, tenant: str) -> float | None:
+    """What the agent gives its next MPS client at most; None while it does not hold it."""
+    outcome = snapshot.outcomes.get((MPS_THREADS, on_tenant(tenant)))
+    if outcome is None or outcome.result not in ("applied", "pending"):
+        return None
+    return outcome.real
+
+
+def daemon_of(inventory: Inventory, tenant: Tenant) -> MpsDaemon | None:
+    """The MPS daemon of all cards that it uses, or to which it is connected; None where none is known.
+
+    One that is down is none: a client that finds no daemon runs without.
+    """
+    mine = {p.pid for p in tenant.processes}
+    up = [d for d in inventory.mps or () if d.up]
+    connected = next((d for d in up if any(c.pid in mine for c in d.clients)), None)
+    if connected is not None:
+        return connected
+    cards = tenant.gpus
+    return next((d for d in up if cards and all(d.serves(uuid) for uuid in cards)), None)
+
+
 def _declared(rule: Mapping[str, object]) -> Promise:
     """A rule as the configuration tells it: plain values, with units."""
     limit = bytes_(rule["memory_limit"]) if "memory_limit" in rule else None
-    return Promise(str(rule["name"]), Level[str(rule["sla"])], limit, present=False)
+    return Promise(
+        str(rule["name"]),
+        Level[str(rule["sla"])],
+        limit,
+        present=False,
+        compute_share_ratio=ratio(rule["compute_share"]) if "compute_share" in rule else None,
+    )
 
 
 def _cards(cards: tuple[Gpu, ...] | None) -> int | None:
@@ -125,10 +210,9 @@ def _environment(told: Told, ask: Ask) -> EnvironmentView:
     found = promise(snapshot, told.settings, ask.name, ask.peer)
     # Not what the configuration says: that may be in force only after a restart.
     socket = next((one.address for one in told.access().listeners if one.name == "unix"), "")
+    name, made = wire(found.name), variables(found, _cards(snapshot.state.inventory.gpus), socket)
     return EnvironmentView(
-        tenant=wire(found.name),
-        present=found.present,
-        variables=variables(found, _cards(snapshot.state.inventory.gpus), socket),
+        tenant=name, present=found.present, variables=made, drop_in=drop_in(name, made)
     )
 
 

@@ -49,6 +49,8 @@ def allows(peer: Peer, audience: For, name: str = "") -> bool:
             return peer.may_report_for(name)
         case For.OVERRIDERS:
             return peer.may_override
+        case For.LOCALS:
+            return peer.local
         case For.ADMINS:
             return peer.admin
 

@@ -1,4 +1,4 @@
-"""Takes in the latencies that tenants report: so many a second of each, and never later than at once."""
+"""How often tenants and users may come: latencies, which are handed on at once, and requests for runs."""
 
 from collections.abc import Callable
 
@@ -11,6 +11,10 @@ REPORTS_PER_SECOND = 10
 """Of one tenant; a reading is told once a second, so that more would be lost anyway."""
 TENANTS_MOST = 256
 """Remembered at once; those that have been silent for a second need not be."""
+RUNS_AT_ONCE = 4
+RUNS_PER_SECOND = 1.0
+"""Asked for by one user, who is no administrator: each takes a tick of the loop."""
+USERS_MOST = 256
 
 
 def nobody(_report: LatencyReport) -> None:
@@ -52,3 +56,22 @@ class Intake:
             del self._allowances[name]
         while len(self._allowances) >= TENANTS_MOST:
             del self._allowances[next(iter(self._allowances))]
+
+
+class Knocks:
+    """Bounds how often each user may ask for a run. Users who have not asked lately need no memory."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, Allowance] = {}
+
+    def admit(self, uid: int, now: float) -> None:
+        """Count one request at this time (monotonic seconds). Raises Trouble (429)."""
+        if uid not in self._of and len(self._of) >= USERS_MOST:
+            self._of = {u: a for u, a in self._of.items() if not a.whole(now)}
+            while len(self._of) >= USERS_MOST:
+                del self._of[next(iter(self._of))]
+        allowance = self._of.setdefault(
+            uid, Allowance(burst=RUNS_AT_ONCE, per_second=RUNS_PER_SECOND)
+        )
+        if not allowance.take(now):
+            raise Trouble(429, "too many runs are asked for", "try again", retry_after=1)

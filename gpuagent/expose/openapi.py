@@ -44,6 +44,8 @@ AUDIENCES: Mapping[For, str] = {
     For.REPORTERS: "administrators, and to those who may report for the tenant in the path: its own "
     "user, and tokens with the scope `latency:TENANT`",
     For.OVERRIDERS: "administrators, and to tokens with the scope `override`",
+    For.LOCALS: "processes of this host that are in no tenant, over the Unix socket; what each may is "
+    "configured",
     For.ADMINS: "administrators",
 }
 _HOLDERS = "every valid token, whatever its scopes"

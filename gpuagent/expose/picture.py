@@ -134,10 +134,12 @@ def health(snapshot: Snapshot, reader: Peer, now: float, access: Access) -> Heal
         if g.blind
     )
     down = [s for s in sensors if s.up is False]
+    silent = [s for s in state.sources if s.up is False]
     unsound = blind or posture.config_error or posture.demoted
     return HealthView(
         ok=not unsound and not any(s.essential for s in down),
         degraded=any(not s.essential for s in down)
+        or bool(silent)
         or bool(access.tokens_why or access.unsaved_why)
         or any(one.why for one in access.listeners),
         mode=posture.mode,
@@ -157,6 +159,8 @@ def health(snapshot: Snapshot, reader: Peer, now: float, access: Access) -> Heal
             lag_seconds=snapshot.stats.lag_seconds,
             age_seconds=since(state.now.mono, now),
         ),
+        latency_sources=len(state.sources),
+        latency_sources_down=len(silent),
         listeners=access.listeners,
         tokens_why=access.tokens_why,
         unsaved_why=access.unsaved_why,

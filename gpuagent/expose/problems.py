@@ -9,6 +9,7 @@ from gpuagent.errors import (
     AgentError,
     ConfigError,
     Corrupt,
+    Forbidden,
     Gone,
     Refused,
     Unavailable,
@@ -19,6 +20,7 @@ MEDIA_TYPE = "application/problem+json"
 
 STATUS: tuple[tuple[type[AgentError], int], ...] = (
     (Gone, 404),
+    (Forbidden, 403),
     (Refused, 409),
     (ConfigError, 422),
     (Corrupt, 500),

@@ -13,7 +13,7 @@ import msgspec
 from gpuagent.clock import Clock
 from gpuagent.expose.access import Access
 from gpuagent.expose.auth import Peer
-from gpuagent.expose.intake import Intake
+from gpuagent.expose.intake import Intake, Knocks
 from gpuagent.expose.problems import Trouble
 from gpuagent.expose.views import Done, View
 from gpuagent.model.plan import Command, Snapshot
@@ -34,6 +34,8 @@ class For(Enum):
     """Administrators, and who may report for the tenant named in the path."""
     OVERRIDERS = "overriders"
     """Administrators, and who was given the right to override."""
+    LOCALS = "locals"
+    """Who comes over the Unix socket from a process of the host that is in no tenant."""
     ADMINS = "admins"
 
 
@@ -61,6 +63,10 @@ class Told(Protocol):
     @property
     def intake(self) -> Intake:
         """Where the latencies that tenants report go."""
+
+    @property
+    def knocks(self) -> Knocks:
+        """How often each user may ask for a run."""
 
 
 class Ask(msgspec.Struct, frozen=True):

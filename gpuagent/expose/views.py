@@ -217,6 +217,56 @@ class OverrideView(View, frozen=True):
     effect_why: str
 
 
+class RunView(View, frozen=True):
+    """A tenant that `gpuagent run` has started."""
+
+    name: str
+    level: str
+    by: str
+    gpus: tuple[str, ...]
+    """UUIDs."""
+    memory_bytes: int | None
+    """Reserved for it on each of its cards; null for none."""
+    share_ratio: float | None
+    """Part of the multiprocessors that it may use; null where it did not ask for one."""
+    began_at: Number
+    """Wall clock, seconds since the epoch."""
+    scope: str | None
+    """Its unit; null where it has none, and is known by its process and the children of that only."""
+    notes: tuple[str, ...]
+    """What it has not got of what it should have."""
+
+
+class RefusalView(View, frozen=True):
+    """Why a run was not started, as things stood then."""
+
+    id: str
+    """Names it among all refusals of this run of the agent."""
+    wall: float
+    """Seconds since the epoch."""
+    by: str
+    asked: str
+    kind: str
+    """forbidden, refused, or unavailable, where asking again may help."""
+    why: str
+    remedy: str
+    numbers: Mapping[str, Number]
+    """What was compared."""
+
+
+class SourceView(View, frozen=True):
+    """The tenant's own metrics, from which its latency is read."""
+
+    url: str
+    metric: str
+    up: bool | None
+    """Null while none has been read since the tenant is there."""
+    why: str
+    """Why it cannot be read, or why no latency follows from it although it can."""
+    last_success_seconds: float | None
+    """Ago; null if never."""
+
+
 class ExplanationView(View, frozen=True):
     """Why a tenant is treated as it is."""
 
@@ -228,6 +278,13 @@ class ExplanationView(View, frozen=True):
     """Why nothing is changed now; empty while the agent acts."""
     overrides: tuple[OverrideView, ...]
     """Those on it and on its cards."""
+    run: RunView | None
+    """Null for a tenant that `gpuagent run` has not started."""
+    hours: tuple[str, ...]
+    """Local times in which it may use all it gets; empty for always."""
+    within_hours: bool
+    latency_source: SourceView | None
+    """Null where its latency is read from nowhere; it may report it."""
     causes: tuple[CauseView, ...]
     """Those on its cards, on the node, and of its own."""
     cards_held: tuple[HoldView, ...]
@@ -276,7 +333,7 @@ class ActionView(View, frozen=True):
     tenant: str | None
     cgroup: str | None
     did: str
-    """set, put back, left alone, would set, or not set."""
+    """set, put back, left alone, would set, or not set; of a run: started, or not started."""
     result: str
     why: str
     """The reason for it, or what stood in its way."""
@@ -307,6 +364,18 @@ class EnvironmentView(View, frozen=True):
     present: bool
     """Whether the tenant has a process now; its rule alone is known otherwise."""
     variables: tuple[VariableView, ...]
+    drop_in: str
+    """The same as the text of a systemd drop-in, as it is now: nobody renews one that is installed."""
+
+
+class StartedView(View, frozen=True):
+    """A run that was admitted, and what its process has to do before it begins."""
+
+    run: RunView
+    variables: tuple[VariableView, ...]
+    """To set in its environment."""
+    numa_nodes: tuple[int, ...]
+    """Nodes that its cards are on: there its threads should run and its memory be; empty for any."""
 
 
 class SensorView(View, frozen=True):
@@ -371,6 +440,10 @@ class HealthView(View, frozen=True):
     sensors: tuple[SensorView, ...]
     blind: tuple[BlindView, ...]
     loop: LoopView
+    latency_sources: int
+    """Tenants whose latency is to be read from their own metrics."""
+    latency_sources_down: int
+    """Those of whom it cannot be; `gpuagent explain TENANT` says why."""
     listeners: tuple[ListenerView, ...]
     tokens_why: str
     """Why no token is valid; empty while their file is as it should be."""

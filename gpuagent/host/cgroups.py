@@ -128,6 +128,15 @@ class CgroupTree:
                     f"{self._place(path, file)}: only {written} of {len(data)} bytes were written"
                 )
 
+    def opened(self, path: str, inode: int, file: str, flags: int) -> int:
+        """Descriptor of one control file of the cgroup with this inode. The caller closes it.
+
+        Whatever becomes of the path, it stays that cgroup's. Raises as `write`.
+        """
+        with self._opened(path) as folder:
+            self._same(folder, path, inode)
+            return self._control(folder, path, file, flags)
+
     def owner(self, path: str, file: str) -> int:
         """UID of the owner of a control file: not 0 in a delegated cgroup. Raises as `read`."""
         with self._opened(path) as folder:

@@ -10,7 +10,6 @@ means ending the child: an open handle blocks MIG changes, resets and unloading 
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 from gpuagent import config
 from gpuagent.clock import Clock
@@ -18,6 +17,7 @@ from gpuagent.errors import AgentError, Gone, Unavailable
 from gpuagent.host import nvml_frames as frames
 from gpuagent.host.nvml_errors import SUCCESS, failed, no_driver
 from gpuagent.host.nvml_hung import HungCard
+from gpuagent.host.nvml_memory import Memory
 from gpuagent.host.nvml_picture import Picture
 from gpuagent.host.worker import Ending, Worker
 from gpuagent.model.inventory import on_gpu
@@ -100,11 +100,11 @@ class NvmlGpus:
 
     async def power_limit(self, uuid: str) -> float:
         """Raises Gone, Unsupported, Unavailable."""
-        return await self._limit(uuid, "power_limit")
+        return await self._limit(uuid)
 
     async def set_power_limit(self, uuid: str, watts: float) -> None:
         """Raises Refused (out of range, no permission), Gone, Unsupported, Unavailable."""
-        await self._limit(uuid, "set_power_limit", watts)
+        await self._limit(uuid, watts)
 
     async def release(self) -> None:
         """Raises Unavailable where a driver call holds the child, and with it its handles."""
@@ -130,6 +130,11 @@ class NvmlGpus:
         self._kick.set()
 
     # -- beyond the port ------------------------------------------------------------------------------
+
+    @property
+    def memory(self) -> Memory:
+        """Who holds how much of which card, as it was last read."""
+        return self._picture
 
     async def settled(self) -> None:
         """Until every card has been heard of once, or there is a reason why not."""
@@ -346,7 +351,18 @@ class NvmlGpus:
         worker.send({"id": self._asked, "do": do, **more})
         return self._asked
 
-    async def _limit(self, uuid: str, do: str, watts: float | None = None) -> float:
+    async def _limit(self, uuid: str, watts: float | None = None) -> float:
+        value = None if watts is None else round(watts * 1000)
+        real = await self.order(uuid, "power_limit", value) / 1000
+        at = self._clock.now().mono
+        self._picture.reading(Reading(GPU_POWER_LIMIT_WATTS, on_gpu(uuid), real, at))
+        return real
+
+    async def order(self, uuid: str, do: str, value: int | None = None) -> int:
+        """Have an order of `nvml_orders` carried out on a card; what it answers.
+
+        Raises Gone, Unsupported, Refused, Unavailable.
+        """
         worker = self._worker
         gpu = self._picture.gpu(uuid)
         if worker is None or self._down is not None:
@@ -357,14 +373,10 @@ class NvmlGpus:
             raise Gone(f"there is no GPU {uuid}")
         if gpu.blind:
             raise Unavailable(f"{self._picture.label(gpu.index)}: {gpu.blind}")
-        more: dict[str, Any] = {} if watts is None else {"mw": round(watts * 1000)}
-        answer = await self._answer(self._send(worker, do, uuid=uuid, **more))
+        answer = await self._answer(self._send(worker, do, uuid=uuid, value=value))
         if answer.code != SUCCESS or answer.value is None:
-            raise failed(answer, self._picture.label(gpu.index), gpu, watts)
-        real = answer.value / 1000
-        at = self._clock.now().mono
-        self._picture.reading(Reading(GPU_POWER_LIMIT_WATTS, on_gpu(uuid), real, at))
-        return real
+            raise failed(answer, self._picture.label(gpu.index), do, value, gpu)
+        return answer.value
 
     async def _answer(self, number: int) -> frames.Answer:
         """Raises Unavailable when the child does not answer, or ends first."""

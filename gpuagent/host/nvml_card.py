@@ -66,6 +66,10 @@ class Card:
     def _ask(self, call: str, *args: Any) -> Any:
         return self._driver.call(self.index, call, *args)
 
+    def ask(self, call: str, *args: Any) -> Any:
+        """What a call on this card returns. Raises NoValue or one of its kinds."""
+        return self._ask(call, self.handle, *args)
+
     def _maybe(self, call: str, take: Any, *args: Any) -> Any:
         """`take` of the answer of a call on this card, or None where it has none."""
         try:
@@ -141,6 +145,7 @@ class Card:
             "power_mw": power,
             "default_mw": self._maybe("nvmlDeviceGetPowerManagementDefaultLimit", int),
             "numa": self._numa_node(),
+            "minor": self._maybe("nvmlDeviceGetMinorNumber", int),
             "mig_enabled": self.mig_enabled,
             "mig": [part.frame for part in self.slices],
             "links": self._links(cards),
@@ -235,6 +240,7 @@ class Card:
 
         None where the driver shows none of its three lists, which is not the same as nobody.
         """
+        began = time.monotonic()
         found: dict[tuple[int, str], list[Any]] = {}
         answered = False
         for kind in _KINDS:
@@ -248,7 +254,9 @@ class Card:
         for pid, ratio in self._utilization().items():
             if (pid, "") in found:
                 found[pid, ""][4] = ratio
-        return {"t": "procs", "uuid": self.uuid, "p": list(found.values())} if answered else None
+        if not answered:
+            return None
+        return {"t": "procs", "at": began, "uuid": self.uuid, "p": list(found.values())}
 
     def _list(self, kind: str) -> list[tuple[Any, str]] | None:
         """(process, MIG UUID) of one of the driver's three lists; None where it shows none."""

@@ -23,16 +23,31 @@ def no_driver(why: str, code: int) -> AgentError:
     return Unavailable(why) if remedy is None else Unsupported(f"{why}: {remedy}")
 
 
-def failed(answer: Answer, where: str, gpu: Gpu, watts: float | None) -> AgentError:
-    """The error for a power limit that could not be read, or not be set to `watts`."""
-    code = answer.code
-    if code == _INVALID_ARGUMENT and watts is not None:
-        low, high = gpu.power_min_watts, gpu.power_max_watts
-        span = "" if low is None or high is None else f", {low:g} to {high:g} W"
-        return Refused(f"{where}: {watts:g} W is outside its range{span}")
+_NAMES = {
+    "power_limit": "power limit",
+    "clock_limit": "clock limit",
+    "compute_mode": "compute mode",
+    "persistence_mode": "persistence mode",
+}
+"""By order (`nvml_orders`): what it is about, in words."""
+
+
+def failed(answer: Answer, where: str, do: str, value: int | None, gpu: Gpu) -> AgentError:
+    """The error for an order that was not carried out, with the value it was to set."""
+    code, name = answer.code, _NAMES.get(do, do)
+    if code == _INVALID_ARGUMENT and value is not None:
+        return Refused(f"{where}: {_out_of_range(do, value, gpu)}")
     if code == _NO_PERMISSION:
-        return Refused(f"{where}: the driver lets only root set the power limit")
+        return Refused(f"{where}: the driver lets only root set the {name}")
     if code in (_NOT_SUPPORTED, _NO_FUNCTION):
-        return Unsupported(f"{where}: the card has no power limit that can be read or set")
+        return Unsupported(f"{where}: the card has no {name} that can be read or set")
     # A lost card may come back with what was set, so that nobody may forget it: not Gone.
     return Unavailable(f"{where}: {answer.why}")
+
+
+def _out_of_range(do: str, value: int, gpu: Gpu) -> str:
+    if do != "power_limit":
+        return f"the driver takes no {_NAMES.get(do, do)} of {value}"
+    low, high = gpu.power_min_watts, gpu.power_max_watts
+    span = "" if low is None or high is None else f", {low:g} to {high:g} W"
+    return f"{value / 1000:g} W is outside its range{span}"

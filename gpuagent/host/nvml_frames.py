@@ -41,6 +41,7 @@ class CardFrame(msgspec.Struct, frozen=True, tag_field="t", tag="card"):
     power_mw: tuple[Number, Number] | None
     default_mw: Number | None
     numa: Number | None
+    minor: Number | None
     mig_enabled: bool | None
     mig: tuple[MigPart, ...]
     links: tuple[tuple[Text, Literal["nvlink", "pcie"], Number | None, Text], ...]
@@ -70,6 +71,7 @@ class CardFrame(msgspec.Struct, frozen=True, tag_field="t", tag="card"):
             power_default_watts=_watts(self.default_mw),
             driver=driver,
             numa_node=self.numa,
+            minor=self.minor,
             mig_enabled=self.mig_enabled,
             mig=parts,
             links=tuple(Link(*link) for link in self.links),
@@ -117,6 +119,8 @@ class ProcessRow(msgspec.Struct, frozen=True, array_like=True):
 class ProcessesFrame(msgspec.Struct, frozen=True, tag_field="t", tag="procs"):
     """All processes that have a context on a card."""
 
+    at: float
+    """Monotonic seconds at which it began to be read."""
     uuid: Text
     p: tuple[ProcessRow, ...]
 
@@ -157,7 +161,7 @@ class Introduced(msgspec.Struct, frozen=True, tag_field="t", tag="introduced"):
 
 
 class Answer(msgspec.Struct, frozen=True, tag_field="t", tag="answer"):
-    """What became of a command. `code` is NVML's, 0 for success; `value` is in milliwatts."""
+    """What became of a command. `code` is NVML's, 0 for success, and `value` is in NVML's unit."""
 
     id: int
     value: Number | None

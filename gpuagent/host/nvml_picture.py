@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from gpuagent.host.nvml_frames import CardFrame, ProcessesFrame, Row, RowsFrame, XidFrame
+from gpuagent.model.declare import On
 from gpuagent.model.inventory import Gpu, GpuProcess, Subject, on_gpu
 from gpuagent.model.state import Event, Reading, Sensed
 from gpuagent.model.vocab import GPU_MEMORY_TOTAL_BYTES, GPU_MEMORY_USED_BYTES, SIGNAL
@@ -26,6 +27,10 @@ class Picture:
     def __init__(self) -> None:
         self._gpus: dict[str, Gpu] = {}
         self._processes: dict[str, tuple[GpuProcess, ...]] = {}
+        self._listed_at: dict[str, float] = {}
+        """When the list of each card's processes was read, in monotonic seconds."""
+        self._free: dict[str, float] = {}
+        """Bytes of each card that nobody has, when it was last sampled."""
         self._frames: dict[str, deque[RowsFrame]] = {}
         """By card. Made into readings only when they are asked for, and then no more than needed."""
         self._readings: deque[Reading] = deque(maxlen=_KEPT_EVENTS)
@@ -72,6 +77,28 @@ class Picture:
     def gpu(self, uuid: str) -> Gpu | None:
         return self._gpus.get(uuid)
 
+    def memory_of(self, pid: int, since: float) -> Mapping[str, int] | None:
+        """Device memory of a process by card, in bytes, as lists read since then show it.
+
+        None while a card that answers has no such list, and where the driver does not say.
+        """
+        found: dict[str, int] = {}
+        for uuid, gpu in self._gpus.items():
+            if not gpu.blind and self._listed_at.get(uuid, float("-inf")) < since:
+                return None
+            for process in self._processes.get(uuid, ()):
+                if process.pid != pid:
+                    continue
+                if process.memory_bytes is None:
+                    return None
+                found[uuid] = found.get(uuid, 0) + process.memory_bytes
+        return found if self._known else None
+
+    def memory_free(self, uuid: str) -> float | None:
+        """Bytes of a card that nobody has; None where that is not known."""
+        gpu = self._gpus.get(uuid)
+        return None if gpu is None or gpu.blind else self._free.get(uuid)
+
     @property
     def complete(self) -> bool:
         """Whether every card has said who it is."""
@@ -102,7 +129,8 @@ class Picture:
         """The child has spoken of every card: what it did not speak of is no longer there."""
         for gpu in [g for g in self.gpus() if g.uuid not in self._heard]:
             del self._gpus[gpu.uuid]
-            self._processes.pop(gpu.uuid, None)
+            for table in (self._processes, self._listed_at, self._free):
+                table.pop(gpu.uuid, None)
             self._changed = self._relisted = True
             if not gpu.uuid.startswith(_UNKNOWN):
                 text = f"{gpu.name} ({gpu.uuid}), which was GPU {gpu.index}, is no longer there"
@@ -152,6 +180,7 @@ class Picture:
     def processes(self, frame: ProcessesFrame) -> None:
         """Take a card's list. It is news also when it says the same: the numbers are fresh."""
         self._processes[frame.uuid] = frame.processes()
+        self._listed_at[frame.uuid] = frame.at
         self._relisted = True
 
     def xid(self, frame: XidFrame) -> None:
@@ -187,6 +216,8 @@ class Picture:
                 used = row.value
             elif name == GPU_MEMORY_TOTAL_BYTES.name:
                 total = row.value
+        if used is not None and total and subject.on is On.GPU:
+            self._free[subject.gpu] = total - used
         if MEMORY_RATIO in marks and used is not None and total:
             ratio, mark = used / total, marks[MEMORY_RATIO]
             if self._rises(MEMORY_RATIO, subject, "", ratio > mark):

@@ -21,6 +21,7 @@ from gpuagent.host.child import CallSlot, Pipes, begin
 from gpuagent.host.nvml_card import Card, Frame, address_of
 from gpuagent.host.nvml_driver import EVERY_CARD, CardLost, Driver, DriverGone, NoValue
 from gpuagent.host.nvml_fields import LINKS, SAMPLE, SLOW, STATUS
+from gpuagent.host.nvml_orders import obey
 
 PROCESSES, EVENTS, CENSUS = "processes", "events", "census"
 READ_RATES = (SAMPLE, STATUS, LINKS, SLOW)
@@ -280,11 +281,7 @@ class Reader:
         card = next((c for c in self._cards.values() if c.uuid == command["uuid"]), None)
         if card is None:
             raise CardLost(pynvml.NVML_ERROR_GPU_NOT_FOUND, "no card of this UUID answers")
-        index, handle = card.index, card.handle
-        if do == "set_power_limit":
-            call = "nvmlDeviceSetPowerManagementLimit"
-            self._driver.call(index, call, handle, command["mw"])
-        return int(self._driver.call(index, "nvmlDeviceGetPowerManagementLimit", handle))
+        return obey(card.ask, do, command["value"])
 
 
 def _listing(folder: str) -> list[str]:

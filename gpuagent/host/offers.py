@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from gpuagent.config import LatencySource
 from gpuagent.host.cgroups import TELLTALE, WITHOUT_V2
 from gpuagent.host.nvml_probe import NvmlOffer
 
@@ -146,3 +147,17 @@ def _text(path: str) -> str | None:
 
 def _and(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+
+
+def latency(tenant: str, source: LatencySource | None, problem: str) -> Offer:
+    """A tenant's own metrics, of which one is its latency."""
+    assert source is not None
+    name, where = f"latency of {tenant}", f"{source.metric} at {source.url}"
+    if not problem:
+        return Offer(name, "ok", where)
+    return Offer(
+        name,
+        "missing",
+        f"{where}: {problem}",
+        f"start the service, or mend latency_from of {tenant}; `curl {source.url}` shows the page",
+    )

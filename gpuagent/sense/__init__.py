@@ -10,17 +10,23 @@ from gpuagent.ports import (
     Gpus,
     KernelLog,
     Latencies,
+    Mps,
     Node,
     Processes,
     ProcessEvents,
+    Runs,
     Sensor,
+    Units,
 )
 from gpuagent.sense.cgroups import CgroupUse
 from gpuagent.sense.gpus import GpuReadings
-from gpuagent.sense.latency import ServiceLatency
+from gpuagent.sense.latency import ServiceLatency, SourceStates
 from gpuagent.sense.mail import LatencyMail
+from gpuagent.sense.mps import MpsWatch
 from gpuagent.sense.node import Host
 from gpuagent.sense.process_events import Hearing
+from gpuagent.sense.runs import NoRuns, RunEnds
+from gpuagent.sense.sources import LatencySources
 from gpuagent.sense.tenants import Tenants
 from gpuagent.sense.xids import KernelXids, XidCounts
 
@@ -32,13 +38,18 @@ class Means:
     config: Config
     gpus: Gpus
     cgroups: Cgroups
+    units: Units
     processes: Processes
     events: ProcessEvents
     node: Node
     kernel_log: KernelLog
+    mps: Mps
     clock: Clock
     agent_pid: int
     latencies: Latencies = field(default_factory=LatencyMail)
+    sources: LatencySources | None = None
+    """None where no page of a tenant is read."""
+    runs: Runs = field(default_factory=NoRuns)
     xids: XidCounts = field(default_factory=XidCounts)
     """Shared: NVML and the kernel log tell of the same errors."""
 
@@ -52,11 +63,15 @@ SENSORS: tuple[Callable[[Means], Sensor], ...] = (
         config=m.config,
         agent_pid=m.agent_pid,
         events=m.events,
+        runs=m.runs,
     ),
-    lambda m: CgroupUse(m.cgroups, m.clock),
+    lambda m: RunEnds(m.runs, processes=m.processes, cgroups=m.cgroups),
+    lambda m: CgroupUse(m.cgroups, m.clock, m.units),
     lambda m: Host(m.node),
+    lambda m: MpsWatch(m.mps),
     lambda m: Hearing(m.events),
     lambda m: ServiceLatency(m.latencies),
+    lambda m: SourceStates(m.sources),
 )
 """Every sensor there is. To add one, add it here."""
 

@@ -23,11 +23,12 @@ from gpuagent.model.vocab import (
     TENANT_CPU_THROTTLED_RATIO,
     TENANT_HOST_MEMORY_BYTES,
 )
-from gpuagent.ports import Cgroups
+from gpuagent.ports import Cgroups, Units
 
 _SHORTEST_SECONDS = 0.1
 """Between two readings of a counter whose difference is still a rate."""
 _KNOBS = ("cpu.weight", "cpu.max")
+_DEFAULT_WEIGHT = 100.0
 _RATES = (*_KNOBS, "cpu.stat")
 _USE = (*_RATES, "cpu.pressure", "memory.current")
 
@@ -67,8 +68,10 @@ class CgroupUse:
     name = "cgroups"
     interval = 2.0
 
-    def __init__(self, cgroups: Cgroups, clock: Clock) -> None:
+    def __init__(self, cgroups: Cgroups, clock: Clock, units: Units | None = None) -> None:
+        """`units` is None where there is no systemd."""
         self._cgroups = cgroups
+        self._units = units
         self._clock = clock
         self._before: dict[Subject, _Counters] = {}
 
@@ -101,7 +104,7 @@ class CgroupUse:
             except (Gone, Refused):
                 continue  # the tenants' sensor will notice
             use = self._use(cgroup, files, counters)
-            yield from _knobs(cgroup, files)
+            yield from self._knobs(cgroup, files)
             if use.cores is not None:
                 yield Reading(CGROUP_CPU_CORES, cgroup, use.cores, files.at)
             if not seat.refusal:
@@ -112,7 +115,7 @@ class CgroupUse:
                 files = self._files(cgroup, _RATES)
             except (Gone, Refused):
                 continue
-            yield from _knobs(cgroup, files)
+            yield from self._knobs(cgroup, files)
             cores, _ = self._rates(cgroup, files, counters)
             if cores is not None:
                 yield Reading(CGROUP_CPU_CORES, cgroup, cores, files.at)
@@ -148,6 +151,21 @@ class CgroupUse:
             memory_bytes=int(memory) if _is_number(memory) else None,
         )
 
+    def _knobs(self, cgroup: Subject, files: _Files) -> Iterator[Reading]:
+        """cpu.weight and cpu.max as they are.
+
+        A unit without cpu.weight weighs as one that has the default: it gets the file, with that
+        weight, as soon as systemd is told any other.
+        """
+        weight = parse_weight(files.text("cpu.weight"))
+        cores = parse_max(files.text("cpu.max"))
+        if weight is not None:
+            yield Reading(CGROUP_CPU_WEIGHT, cgroup, weight, files.at)
+        elif self._units is not None and self._units.manages(cgroup.cgroup):
+            yield Reading(CGROUP_CPU_WEIGHT, cgroup, _DEFAULT_WEIGHT, files.at, exact=False)
+        if cores is not None:
+            yield Reading(CGROUP_CPU_MAX_CORES, cgroup, cores, files.at)
+
     def _rates(
         self, cgroup: Subject, files: _Files, counters: dict[Subject, _Counters]
     ) -> tuple[float | None, float | None]:
@@ -164,16 +182,6 @@ class CgroupUse:
         used = now.usage_usec - before.usage_usec
         cores = used / 1e6 / (now.at - before.at) if used >= 0 else None
         return cores, _throttled_ratio(before, now)
-
-
-def _knobs(cgroup: Subject, files: _Files) -> Iterator[Reading]:
-    """cpu.weight and cpu.max as they are."""
-    weight = parse_weight(files.text("cpu.weight"))
-    cores = parse_max(files.text("cpu.max"))
-    if weight is not None:
-        yield Reading(CGROUP_CPU_WEIGHT, cgroup, weight, files.at)
-    if cores is not None:
-        yield Reading(CGROUP_CPU_MAX_CORES, cgroup, cores, files.at)
 
 
 def _exclusive_above(tenant: Tenant) -> list[Seat]:

@@ -29,7 +29,9 @@ import msgspec
 
 from gpuagent.config import TenantRule
 from gpuagent.model.inventory import GpuProcess, Place, Process, Tenant
+from gpuagent.model.run import Reservation
 from gpuagent.sense.places import delegated_to, made_by_user, place_of, walled
+from gpuagent.sense.runs import descended, rule_of
 from gpuagent.sense.terms import Terms
 
 _MPS_CONTROL = "nvidia-cuda-mps-control"
@@ -114,10 +116,13 @@ def _fits(patterns: Fits, text: str) -> bool:
 
 
 class Rules:
-    """All rules, in order. The answer for a kind of process is remembered, at most 4,096 of them."""
+    """All rules, in order, after those of `runs`. At most 4,096 answers are remembered."""
 
-    def __init__(self, given: Iterable[TenantRule] = ()) -> None:
-        rules = tuple(Rule(rule) for rule in given)
+    def __init__(self, given: Iterable[TenantRule] = (), runs: Iterable[Reservation] = ()) -> None:
+        runs = tuple(runs)
+        self.roots = {r.key: rule_of(r) for r in runs if not r.cgroup}
+        """Who is known by descent, since it has no cgroup of its own."""
+        rules = tuple(Rule(r) for r in (*(rule_of(r) for r in runs if r.cgroup), *given))
         self._by_place = tuple(rule for rule in rules if rule.names_place)
         self._by_process = tuple(rule for rule in rules if not rule.names_place)
         self.names = tuple(rule.given.name for rule in rules)
@@ -326,9 +331,9 @@ def _claimed(
     processes: Iterable[Process], rules: Rules
 ) -> tuple[list[tuple[TenantRule, list[Process]]], list[Process]]:
     """Each rule that has somebody, with whom it has; and those that none has."""
-    members: dict[str, tuple[TenantRule, list[Process]]] = {}
+    members, others = descended(processes, rules.roots)
     rest: list[Process] = []
-    for household in households(processes):
+    for household in households(others):
         rule = rules.owner(household)
         if rule is None:
             rest.extend(household)

@@ -21,7 +21,8 @@ from gpuagent.model.vocab import (
     TENANT_GPU_UTILIZATION_RATIO,
     TENANT_PROCESSES,
 )
-from gpuagent.ports import Cgroups, Processes, ProcessEvents
+from gpuagent.ports import Cgroups, Processes, ProcessEvents, Runs
+from gpuagent.sense.runs import NoRuns
 from gpuagent.sense.seats import seat_paths, seated
 from gpuagent.sense.tenancy import Rules, assign, own_processes
 from gpuagent.sense.terms import Terms
@@ -56,8 +57,11 @@ class Tenants:
         config: Config,
         agent_pid: int,
         events: ProcessEvents | None = None,
+        runs: Runs | None = None,
     ) -> None:
         self._processes = processes
+        self._runs: Runs = NoRuns() if runs is None else runs
+        self._active = self._runs.active()
         self._cgroups = cgroups
         self._events = events
         self._agent_pid = agent_pid
@@ -72,8 +76,9 @@ class Tenants:
 
     def configure(self, config: Config) -> None:
         """Take other rules; the next reading follows them."""
-        self._rules = Rules(config.tenants)
+        self._given = config.tenants
         self._terms = Terms.of(config)
+        self._rules = Rules(self._given, self._active)
 
     async def read(self, now: Instant, state: NodeState) -> Sensed:
         """Tenants, and readings where there is news. Raises Unavailable where /proc cannot be read.
@@ -81,7 +86,7 @@ class Tenants:
         The tenants are said every time, the same objects while nothing changes: silence would mean
         that nobody looks any more.
         """
-        heard = self._heard()
+        heard = self._heard() | self._started_runs()
         listed = state.inventory.gpu_processes
         new_list = listed is not None and listed is not self._listed
         due = now.mono - self._table_read >= self._terms.found.table_interval
@@ -108,6 +113,16 @@ class Tenants:
             tenants=picture.tenants,
             events=self._turned(picture.tenants, now.mono) if changed else (),
         )
+
+    def _started_runs(self) -> frozenset[int]:
+        """Processes of the runs that are new, or that have their scope since: tenants by word."""
+        active = self._runs.active()
+        if active is self._active:
+            return frozenset()
+        news = frozenset(r.pid for r in active if r not in self._active)
+        self._active = active
+        self._rules = Rules(self._given, active)
+        return news
 
     def _heard(self) -> frozenset[int]:
         """Processes with news. When hearing sets in again, the table has to make up for the gap."""

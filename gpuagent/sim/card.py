@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Collection
 from random import Random
 
+import msgspec
+
 from gpuagent.sim.curve import Curve, Shape
 from gpuagent.sim.jobs import Job, Turn
 from gpuagent.sim.mps import SimMps
@@ -35,6 +37,14 @@ class Window:
     @property
     def mean(self) -> float:
         return self._sum / len(self._values)
+
+
+class _Parked(msgspec.Struct, frozen=True):
+    """What a suspended process has on the card again once it is resumed."""
+
+    job: Job
+    memory: float
+    used_seconds: float
 
 
 class Card:
@@ -83,6 +93,11 @@ class Card:
         self._step = step
         self._changes: list[tuple[float, float]] = []
         """(monotonic seconds, watts) of limits that do not act yet."""
+        self.locked_hertz: float | None = None
+        """Highest clock as locked; None while it is not. Below, relative and as it acts."""
+        self._lock = 1.0
+        self._lock_changes: list[tuple[float, float]] = []
+        self._parked: dict[int, _Parked] = {}
         self._thermal_clock = 1.0
         self._turn = Turn()
         self._cooling = step / profile.thermal_seconds.value
@@ -104,11 +119,22 @@ class Card:
     def limit(self, watts: float, at: float) -> None:
         """Set the power limit; it acts a while later."""
         self.limit_watts = watts
+        self._changes = self._later(self._changes, at, watts)
+
+    def lock_clocks(self, hertz: float | None, at: float) -> None:
+        """Let the clocks rise to this only, or freely; it acts as a limit does (assumed)."""
+        self.locked_hertz = hertz
+        relative = 1.0 if hertz is None else min(hertz / self.profile.clock_hertz.value, 1.0)
+        self._lock_changes = self._later(self._lock_changes, at, max(relative, Curve.LOWEST_CLOCK))
+
+    def _later(
+        self, changes: list[tuple[float, float]], at: float, value: float
+    ) -> list[tuple[float, float]]:
+        """The changes to come, with one more."""
         low = self.profile.limit_delay_min_seconds.value
         high = self.profile.limit_delay_max_seconds.value
         acts_at = at + self._random.uniform(low, high)
-        self._changes = [c for c in self._changes if c[0] < acts_at]
-        self._changes.append((acts_at, watts))
+        return [*(c for c in changes if c[0] < acts_at), (acts_at, value)]
 
     def noisy(self, watts: float) -> float:
         """As the sensor says."""
@@ -147,7 +173,27 @@ class Card:
         self.memory[pid] = wanted
         return True
 
+    def park(self, pid: int) -> None:
+        """A process's CUDA state is checkpointed: its work stands still, its memory is free."""
+        job = self.jobs.pop(pid)
+        self._parked[pid] = _Parked(job, self.memory.pop(pid), self.used_seconds.pop(pid))
+
+    def unpark(self, pid: int) -> bool:
+        """It is restored; False where there is no room for its memory."""
+        parked = self._parked[pid]
+        if self.used_bytes + parked.memory > self.memory_bytes:
+            return False
+        del self._parked[pid]
+        self.jobs[pid] = parked.job
+        self.memory[pid] = parked.memory
+        self.used_seconds[pid] = parked.used_seconds
+        return True
+
+    def is_parked(self, pid: int) -> bool:
+        return pid in self._parked
+
     def leave(self, pid: int) -> None:
+        self._parked.pop(pid, None)
         for table in (self.jobs, self.memory, self.used_seconds):
             table.pop(pid, None)
         if self.side_by_side is not None:
@@ -160,7 +206,7 @@ class Card:
 
         `cpu` is the share of its CPU demand that each process was given, `frozen` who is frozen.
         """
-        if self._changes:
+        if self._changes or self._lock_changes:
             self._take_limits(at)
         turn = self._turn
         turn.at, turn.seconds, turn.clock = at, self._step, self.clock
@@ -172,7 +218,11 @@ class Card:
         for acts_at, watts in self._changes:
             if acts_at <= at:
                 self.enforced_watts = watts
+        for acts_at, clock in self._lock_changes:
+            if acts_at <= at:
+                self._lock = clock
         self._changes = [c for c in self._changes if c[0] > at]
+        self._lock_changes = [c for c in self._lock_changes if c[0] > at]
 
     def _power(self, used: Used) -> None:
         """Power of this step, and the clock of the next."""
@@ -186,8 +236,8 @@ class Card:
         self.utilization.add(running)
         self.average_watts.add(self.watts)
         allowed = curve.clock(self.enforced_watts, busy)
-        self.power_capped = allowed < 1.0
-        self.clock = min(allowed, self._thermal_clock)
+        self.power_capped = allowed < self._lock
+        self.clock = min(allowed, self._thermal_clock, self._lock)
 
     def _heat(self) -> None:
         profile = self.profile

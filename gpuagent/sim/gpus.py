@@ -84,11 +84,11 @@ class SimGpus:
 
     async def power_limit(self, uuid: str) -> float:
         """Raises Gone, Unavailable."""
-        return self._card(uuid).limit_watts
+        return self.card(uuid).limit_watts
 
     async def set_power_limit(self, uuid: str, watts: float) -> None:
         """Raises Gone, Unavailable, Refused."""
-        card = self._card(uuid)
+        card = self.card(uuid)
         low, high = card.profile.power_min_watts.value, card.profile.power_max_watts.value
         if not low <= watts <= high:
             raise Refused(f"GPU {card.index}: {watts:g} W is not within {low:g} to {high:g} W")
@@ -103,7 +103,8 @@ class SimGpus:
         self._released = False
         self._changed = self._relisted = True
 
-    def _card(self, uuid: str) -> Card:
+    def card(self, uuid: str) -> Card:
+        """The card itself. Raises Gone, Unavailable."""
         if self._released:
             raise Unavailable("the GPUs were released on request")
         card = next((c for c in self._cards if c.uuid == uuid), None)
@@ -172,7 +173,7 @@ class SimGpus:
     def _recover(self, now: float) -> None:
         for uuid in [u for u, until in self._hung_until.items() if now >= until]:
             del self._hung_until[uuid], self._blind[uuid]
-            card = self._card(uuid)
+            card = self.card(uuid)
             self._changed = True
             self._event("gpu-recovered", card, f"GPU {card.index} answers again")
             self._wake(f"GPU {card.index} answers again")

@@ -13,17 +13,8 @@ from random import Random
 
 import msgspec
 
-from gpuagent.clock import Clock
 from gpuagent.model.inventory import Process
-from gpuagent.ports import (
-    Cgroups,
-    Gpus,
-    KernelLog,
-    Node,
-    Processes,
-    ProcessEvents,
-    Wake,
-)
+from gpuagent.ports import Host, Wake
 from gpuagent.sim import profiles
 from gpuagent.sim.card import Card
 from gpuagent.sim.cgroups import SimCgroups
@@ -32,6 +23,8 @@ from gpuagent.sim.cpu import Cpus, Group
 from gpuagent.sim.gpus import SimGpus
 from gpuagent.sim.jobs import Job, Progress
 from gpuagent.sim.mps import Environment, SimMps
+from gpuagent.sim.mps_control import SimMpsControl
+from gpuagent.sim.rungs import SimEnder, SimFreezer
 from gpuagent.sim.scenario import (
     Ambient,
     CardSpec,
@@ -50,8 +43,9 @@ from gpuagent.sim.scenario import (
     Xid,
 )
 from gpuagent.sim.serving import KEPT_REQUESTS, ServingJob
+from gpuagent.sim.settings import SimCheckpoint, SimSettings, SimTimeSlices
 from gpuagent.sim.starting import begin
-from gpuagent.sim.surroundings import SimEvents, SimKernelLog, SimNode, SimProcesses
+from gpuagent.sim.surroundings import SimEvents, SimKernelLog, SimNode, SimProcesses, SimUnits
 
 STEP_SECONDS = 0.05
 AGENT_PID = 900
@@ -101,8 +95,11 @@ class SimHost:
         self._elapsed = 0.0
         self._steps = 0
         self.cgroups = SimCgroups()
+        self.units = SimUnits()
         self.cards = tuple(_card(spec, i, seed) for i, spec in enumerate(scenario.cards))
         self.gpus = SimGpus(self.cards, self.clock, wake)
+        self.card_settings = SimSettings(self.gpus, self.clock)
+        self.time_slices = SimTimeSlices(self.gpus)
         self.processes = SimProcesses()
         self.events = SimEvents(wake)
         self.kernel_log = SimKernelLog()
@@ -116,15 +113,19 @@ class SimHost:
         self._past = dict.fromkeys(self._specs, Progress())
         self._past_served: dict[str, list[tuple[float, float]]] = {n: [] for n in self._specs}
         self._running: dict[str, _Running] = {}
+        self.checkpoint = SimCheckpoint(self.processes, self._running)
         self._timeline = deque(scenario.happenings())
         self._last_pid = _FIRST_PID
         self._cpu: dict[int, float] = {}
         self._frozen: set[int] = set()
+        self.freezer = SimFreezer(self.cgroups)
+        self.ender = SimEnder(self.processes, self._kill)
         self._system(1, "systemd", "/init.scope")
         self._system(AGENT_PID, "gpuagent", "/system.slice/gpuagent.service")
-        self.mps = tuple(self._daemon(spec, i) for i, spec in enumerate(scenario.mps))
+        self.mps_daemons = tuple(self._daemon(spec, i) for i, spec in enumerate(scenario.mps))
         """Control daemons of MPS, one for each group of cards that is used through it."""
-        self._daemons = {card: daemon for daemon in self.mps for card in daemon.cards}
+        self.mps = SimMpsControl(self.mps_daemons, tuple(card.uuid for card in self.cards))
+        self._daemons = {card: daemon for daemon in self.mps_daemons for card in daemon.cards}
         self.gpus.sample(self._now)
 
     # -- time -----------------------------------------------------------------------------------------
@@ -150,7 +151,8 @@ class SimHost:
     def _step(self) -> None:
         began, at = self._steps * STEP_SECONDS, self._now
         while self._timeline and self._timeline[0].at <= began + _SLACK_SECONDS:
-            self._happen(self._timeline.popleft())
+            self.happen(self._timeline.popleft())
+        self.freezer.step(at)
         self._share_cpus()
         for card in self.cards:
             if not card.lost:
@@ -176,7 +178,8 @@ class SimHost:
 
     # -- what happens ---------------------------------------------------------------------------------
 
-    def _happen(self, what: Happening) -> None:
+    def happen(self, what: Happening) -> None:
+        """Something of a timeline, now."""
         match what:
             case Start():
                 self.start(what.tenant)
@@ -243,6 +246,13 @@ class SimHost:
         self.ended.append((self._now, name, why))
         self.events.ended(one.pid)
 
+    def _kill(self, pid: int, why: str) -> bool:
+        """Whether it was a tenant's process, which has ended now."""
+        found = [r for r in self._running.values() if r.pid == pid]
+        for one in found:
+            self._end(one, why)
+        return bool(found)
+
     def _load(self, what: Load) -> None:
         one = self._running.get(what.tenant)
         work = self._works[what.tenant]
@@ -293,7 +303,7 @@ class SimHost:
         daemon = SimMps(profile, spec.cards, start_server=start_server, end_work=self._end_work)
         for card in spec.cards:
             self.cards[card].use_mps(profile, daemon)
-        _set_defaults(daemon, spec.percentage, spec.memory_limit_bytes)
+        daemon.set_defaults(spec.percentage, spec.memory_limit_bytes)
         return daemon
 
     def _end_work(self, pid: int) -> None:
@@ -303,8 +313,9 @@ class SimHost:
 
     def _set_mps(self, what: Mps) -> None:
         """As an operator does who wants it for the running server and for those after it."""
-        daemon, percentage, limit = self.mps[what.mps], what.percentage, what.memory_limit_bytes
-        _set_defaults(daemon, percentage, limit)
+        daemon = self.mps_daemons[what.mps]
+        percentage, limit = what.percentage, what.memory_limit_bytes
+        daemon.set_defaults(percentage, limit)
         for server in daemon.get_server_list():
             if percentage is not None:
                 daemon.set_active_thread_percentage(server, percentage)
@@ -369,24 +380,6 @@ def _card(spec: CardSpec, index: int, seed: int) -> Card:
     )
 
 
-def _set_defaults(daemon: SimMps, percentage: float | None, limit: int | None) -> None:
-    if percentage is not None:
-        daemon.set_default_active_thread_percentage(percentage)
-    if limit is not None:
-        for ordinal in range(len(daemon.cards)):
-            daemon.set_default_device_pinned_mem_limit(ordinal, limit)
-
-
-def _fits(
-    host: SimHost,
-) -> tuple[Gpus, Cgroups, Processes, ProcessEvents, Node, KernelLog, Clock]:
-    """The parts are what the protocols ask for: mypy looks."""
-    return (
-        host.gpus,
-        host.cgroups,
-        host.processes,
-        host.events,
-        host.node,
-        host.kernel_log,
-        host.clock,
-    )
+def _fits(host: SimHost) -> Host:
+    """It is what the protocol asks for: mypy looks."""
+    return host

@@ -151,6 +151,14 @@ class SimMps:
         )
         return client
 
+    def set_defaults(self, percentage: float | None, memory_limit: int | None) -> None:
+        """What the next server begins with, on all its cards; None for as it is."""
+        if percentage is not None:
+            self.set_default_active_thread_percentage(percentage)
+        if memory_limit is not None:
+            for ordinal in range(len(self.cards)):
+                self.set_default_device_pinned_mem_limit(ordinal, memory_limit)
+
     def leave(self, pid: int) -> None:
         """A client is no more, if it was one."""
         self.clients.pop(pid, None)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
-from gpuagent.errors import Gone
+from gpuagent.errors import Gone, Unsupported
 from gpuagent.model.inventory import Process
 from gpuagent.model.state import Health
 from gpuagent.ports import KernelXid, NodeFacts, Wake
@@ -12,6 +12,7 @@ from gpuagent.sim.cpu import Cpus
 from gpuagent.sim.profiles import HostProfile
 
 _NEWS_KEPT = 10_000
+_NO_SYSTEMD = "the simulated host has no systemd"
 
 
 class SimProcesses:
@@ -70,6 +71,22 @@ class SimEvents:
     def _tell(self, pid: int, what: Literal["exec", "exit"]) -> None:
         self._news = [*self._news[1 - _NEWS_KEPT :], (pid, what)]
         self._wake(f"{what} of process {pid}")
+
+
+class SimUnits:
+    """Implements `ports.Units`: no systemd manages anything here."""
+
+    def manages(self, cgroup: str) -> str:
+        return ""
+
+    async def before(self, unit: str, cgroup: str, file: str) -> str:
+        raise Unsupported(_NO_SYSTEMD)
+
+    async def write(self, unit: str, file: str, text: str) -> None:
+        raise Unsupported(_NO_SYSTEMD)
+
+    async def give_back(self, unit: str, file: str, before: str, ours: Sequence[str]) -> None:
+        raise Unsupported(_NO_SYSTEMD)
 
 
 class SimNode:

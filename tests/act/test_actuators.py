@@ -12,11 +12,17 @@ from gpuagent.act import ACTUATORS, Means, actuators
 from gpuagent.act.cpu import CpuMax, CpuWeight
 from gpuagent.act.power import PowerLimit
 from gpuagent.errors import Gone, Refused, Unsupported
-from gpuagent.model.inventory import on_cgroup
+from gpuagent.model.inventory import Inventory, Level, on_cgroup
 from gpuagent.model.state import Sensed
-from gpuagent.model.vocab import KNOBS
+from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, KNOBS, POWER_LIMIT
 from gpuagent.ports import Actuator, Real
-from tests.act.host import Agent, Tree, card, seat, wish
+from tests.act.host import Agent, Clock, Tree, card, seat, wish
+from tests.act.settings import Cards as CardValues
+from tests.act.settings import Checkpoints, Slices
+from tests.act.units import FakeUnits
+from tests.fakes.levers import FakeEnder, FakeFreezer
+from tests.fakes.mps.values import FakeMps
+from tests.sense.fakes import FakeProcesses
 
 
 class Cards:
@@ -49,7 +55,25 @@ class Cards:
 
 
 def anything(folder: Path, **cards: float) -> tuple[Actuator, ...]:
-    means = Means(cgroups=Tree(folder), gpus=Cards(**cards), cpu_period_seconds=0.02)
+    tree = Tree(folder)
+    means = Means(
+        cgroups=tree,
+        units=FakeUnits(),
+        gpus=Cards(**cards),
+        cpu_period_seconds=0.02,
+        freezer=FakeFreezer(tree),
+        ender=FakeEnder(FakeProcesses()),
+        grace_seconds=lambda: 30.0,
+        seen=Inventory,
+        mps=FakeMps(),
+        checkpoint=Checkpoints(),
+        card_settings=CardValues(*(f"GPU-{k[1:]}" for k in cards)),
+        time_slices=Slices(*(f"GPU-{k[1:]}" for k in cards)),
+        clock=Clock(),
+        level=lambda _name: Level.L3,
+        clock_unlocked=lambda _uuid: True,
+        held=lambda _target: False,
+    )
     return actuators(means)
 
 
@@ -137,7 +161,7 @@ async def test_files_are_read_written_and_identified(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     inode = tree.make("/a", cpu_max="max 100000", cpu_weight="100")
     subject = on_cgroup("a", "/a", inode)
-    weight, quota, _ = anything(tmp_path)
+    weight, quota, *_ = anything(tmp_path)
     assert await quota.get(subject) == Real(math.inf, "max 100000")
     assert await weight.get(subject) == Real(100.0, "100")
     await quota.set(subject, "10000 20000")
@@ -163,7 +187,7 @@ async def test_files_are_read_written_and_identified(tmp_path: Path) -> None:
 @pytest.mark.parametrize("junk", ["", "max", "1 0", "a b", "1 2 3", "\x1b[2J", "9" * 5000])
 async def test_a_file_that_is_not_understood_is_refused(tmp_path: Path, junk: str) -> None:
     inode = Tree(tmp_path).make("/a", cpu_max=junk, cpu_weight=junk + "x")
-    weight, quota, _ = anything(tmp_path)
+    weight, quota, *_ = anything(tmp_path)
     for knob in (quota, weight):
         with pytest.raises(Refused, match="not understood"):
             await knob.get(on_cgroup("a", "/a", inode))
@@ -195,9 +219,9 @@ async def test_real_files_end_as_they_began(tmp_path: Path) -> None:
     hands = anything(tmp_path / "cg", _1=700.0)
     subjects = {n: on_cgroup(n, f"/{n}", i) for n, i in inodes.items()}
     async with Agent(tmp_path / "state", *hands) as agent:
-        wishes = [wish(KNOBS[1], s, 0.3) for s in subjects.values()]
-        wishes += [wish(KNOBS[0], s, 20) for s in subjects.values()]
-        await agent.tick(*wishes, wish(KNOBS[2], card(1), 300.0))
+        wishes = [wish(CPU_MAX, s, 0.3) for s in subjects.values()]
+        wishes += [wish(CPU_WEIGHT, s, 20) for s in subjects.values()]
+        await agent.tick(*wishes, wish(POWER_LIMIT, card(1), 300.0))
         await agent.reconciler.settled()
         assert tree.read("/a", "cpu.max") == "6000 20000"
         assert tree.read("/b", "cpu.weight") == "20"
@@ -206,5 +230,6 @@ async def test_real_files_end_as_they_began(tmp_path: Path) -> None:
         await agent.reconciler.settled()
         assert tree.read("/a", "cpu.max") == "max 100000"
         assert tree.read("/b", "cpu.weight") == "100"
-        assert (await hands[2].get(card(1))).raw == "700000"
+        power = next(hand for hand in hands if hand.knob is POWER_LIMIT)
+        assert (await power.get(card(1))).raw == "700000"
         assert not agent.ledger.entries

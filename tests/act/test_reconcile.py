@@ -517,6 +517,17 @@ async def test_a_cut_freed_its_raise_within_the_same_tick(tmp_path: Path) -> Non
         assert [w[0] for w in dial.writes[2:]] == [card(1), card(2)]
 
 
+async def test_a_float_that_is_not_quite_whole_keeps_no_raise_waiting(tmp_path: Path) -> None:
+    one, two = (POWER_LIMIT, card(1)), (POWER_LIMIT, card(2))
+    dial = power_dial(700.0, 700.0)
+    dial.rounding = lambda watts: round(watts, 3)
+    async with Agent(tmp_path, dial) as agent:
+        await agent.tick(wish(*one, 221.35299999999998), wish(*two, 300))
+        assert dial.values[card(1)] == "221.353"
+        told = await agent.tick(wish(*one, 221.35299999999998), wish(*two, 400))
+        assert {told[one].result, told[two].result} == {"applied"}
+
+
 async def test_a_raise_still_under_way_counts_as_made(tmp_path: Path) -> None:
     one, two = (POWER_LIMIT, card(1)), (POWER_LIMIT, card(2))
     dial = power_dial(700.0, 700.0)

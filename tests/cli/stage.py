@@ -22,7 +22,10 @@ def agent(snapshot: Snapshot | None, commands: Commands | None = None) -> Iterat
     done = asyncio.Event()
 
     async def serve() -> None:
-        async with serving(Scene(snapshot), commands, listen="") as (_, path):
+        scene = Scene(snapshot)
+        inbox = Commands() if commands is None else commands
+        inbox.carry_out = scene.admit
+        async with serving(scene, inbox, listen="") as (_, path):
             paths.append(path)
             up.set()
             await done.wait()

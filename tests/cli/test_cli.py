@@ -361,7 +361,9 @@ def test_a_socket_for_administrators_that_was_left_behind_is_passed_by() -> None
         assert run("--socket", path, "status").exit_code == 0
 
 
-@pytest.mark.parametrize("words", [("nonsense",), ("explain",), ("status", "extra"), ("--bad",)])
+@pytest.mark.parametrize(
+    "words", [("nonsense",), ("explain", "a", "b"), ("status", "extra"), ("--bad",)]
+)
 def test_a_wrong_command_line_is_usage(words: tuple[str, ...]) -> None:
     done = run(*words)
     assert done.exit_code == Exit.USAGE

@@ -13,10 +13,13 @@ import pytest
 
 from gpuagent.cli.client import Client
 from gpuagent.cli.exits import Exit, Failure
-from gpuagent.cli.run import PATIENCE_SECONDS, _variables
+from gpuagent.cli.run import PATIENCE_SECONDS, _started, _variables
+from gpuagent.errors import AgentError, Forbidden, Refused, Unavailable
+from gpuagent.model.inventory import Level
+from gpuagent.model.plan import StartRun
 from tests.cli.stage import agent
 from tests.expose import snapshots
-from tests.expose.scene import short_folder
+from tests.expose.scene import Commands, short_folder
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -132,6 +135,85 @@ def test_a_command_that_is_not_there_ends_as_in_a_shell(path: str, tmp_path: Pat
     plain = tmp_path / "plain"
     plain.write_text("text")
     assert run(path, "--tenant", "train", "--", str(plain)).returncode == 126
+
+
+def test_a_new_tenant_asks_for_itself_and_has_what_it_was_admitted_with() -> None:
+    commands = Commands()
+    with agent(snapshots.busy(), commands) as path:
+        words = ("--sla", "L3", "--gpu-memory", "8GiB", "--share", "40%", "--name", "job")
+        more = ("--cpu-weight", "50", "--host-memory", "1GiB", "--gpus", "2")
+        found = show(path, *words, *more, env={"CUDA_VISIBLE_DEVICES": "7"})
+    assert found["CUDA_VISIBLE_DEVICES"] == snapshots.GPU0
+    assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"
+    assert found["GPUAGENT_TENANT"] == "job"
+    (command,) = commands.seen
+    assert isinstance(command, StartRun)
+    ask = command.ask
+    assert (ask.level, ask.memory_bytes, ask.share_ratio) == (Level.L3, 8 << 30, 0.4)
+    assert (ask.cpu_weight, ask.host_memory_bytes, ask.count) == (50, 1 << 30, 2)
+    assert ask.admin is (os.getuid() == 0)
+    assert ask.uid == os.getuid()
+
+
+def test_a_new_tenant_becomes_its_command_in_place() -> None:
+    """The process that was admitted is the one that runs: no other is between it and its signals."""
+    commands = Commands()
+    with agent(snapshots.busy(), commands) as path:
+        done = run(path, "--sla", "L3", "--", "sh", "-c", "echo $$; kill -TERM $$")
+    assert done.returncode == -signal.SIGTERM
+    (command,) = commands.seen
+    assert isinstance(command, StartRun)
+    assert command.ask.pid == int(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Refused("GPU 0: too full; wait"), Exit.REFUSED),
+        (Forbidden("you may not start tenants of L1"), Exit.FORBIDDEN),
+        (Unavailable("no picture yet"), Exit.UNREACHABLE),
+    ],
+)
+def test_a_new_tenant_that_is_refused_is_not_started(
+    error: AgentError, code: Exit, tmp_path: Path
+) -> None:
+    mark, commands = tmp_path / "mark", Commands()
+    commands.answer = error
+    with agent(snapshots.busy(), commands) as path:
+        done = run(path, "--sla", "L3", "--", "touch", str(mark))
+    assert done.returncode == code
+    assert str(error) in done.stderr
+    assert not mark.exists()
+
+
+def test_a_new_tenant_without_an_agent_is_not_started(nowhere: str, tmp_path: Path) -> None:
+    done = run(nowhere, "--sla", "L3", "--", "touch", str(tmp_path / "mark"))
+    assert done.returncode == Exit.UNREACHABLE
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--sla", "L3", "--tenant", "train"),
+        ("--tenant", "train", "--gpu-memory", "8GiB"),
+        ("--sla", "L4"),
+        ("--sla", "L3", "--gpu-memory", "8 apples"),
+        ("--sla", "L3", "--share", "0.4"),
+        ("--sla", "L3", "--name", "a b"),
+        ("--sla", "L3", "--gpus", "0"),
+        ("--sla", "L3", "--gpu", "../0"),
+    ],
+)
+def test_what_makes_no_sense_is_a_mistake_of_usage(path: str, words: tuple[str, ...]) -> None:
+    done = run(path, *words, "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (Exit.USAGE, ""), done.stderr
+
+
+@pytest.mark.parametrize("document", [{}, {"run": None}, {"run": {"notes": [1]}, "numa_nodes": []}])
+def test_an_answer_that_is_no_run_is_none(document: dict[str, object]) -> None:
+    with pytest.raises(Failure, match="is no run"):
+        _started(document)
 
 
 @pytest.mark.parametrize("words", [("--", "echo"), ("--tenant", "train"), ("--tenant", "t", "--")])

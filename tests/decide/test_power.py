@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuagent.config import Config, Power
 from gpuagent.decide.allocate import Claim, allocate
 from gpuagent.decide.power import PowerBudget
-from gpuagent.model.inventory import Gpu, Level, on_gpu
+from gpuagent.model.inventory import Gpu, Level, Tenant, on_gpu
 from gpuagent.model.state import Outcome
 from gpuagent.model.vocab import GPU_POWER_LIMIT_WATTS, GPU_POWER_WATTS, POWER_LIMIT
 from tests.decide.world import World, gpu, tenant
@@ -309,7 +309,7 @@ def test_panel_and_fraction_make_a_budget() -> None:
 
 
 CLAIMS = st.lists(
-    st.tuples(st.integers(1, 4), st.floats(50, 300), st.floats(0, 500), st.floats(0, 1)),
+    st.tuples(st.integers(1, 6), st.floats(50, 300), st.floats(0, 500), st.floats(0, 1)),
     min_size=1,
     max_size=16,
 ).map(
@@ -351,3 +351,108 @@ def test_the_sum_is_kept_over_any_history(draws: list[tuple[float, float]], budg
         w.card(B, watts=b)
         w.step(3.0)
         assert sum(limits(w).values()) <= budget + 1e-6
+
+
+LEVELS = st.lists(st.sampled_from(Level), max_size=3)
+NODES = st.lists(
+    st.tuples(st.floats(50, 300), st.floats(0, 500), LEVELS, st.none() | st.floats(20, 900)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(st.data(), NODES)
+def test_our_own_limits_never_sum_over_the_budget(
+    data: st.DataObject, cards: list[tuple[float, float, list[Level], float | None]]
+) -> None:
+    """Whatever the cards draw, may have, who is on them, what is declared, and what cannot be read."""
+    names = [f"GPU-{i}" for i in range(len(cards))]
+    w = node(data.draw(st.floats(100, 4000)))
+    w.gpus = tuple(
+        gpu(n, i, low=c[0], high=c[0] + c[1])
+        for i, (n, c) in enumerate(zip(names, cards, strict=True))
+    )
+    w.tenants = tuple(
+        capped(tenant(f"{n}-{i}", level, gpus=[n]), cap)
+        for n, (_, _, levels, cap) in zip(names, cards, strict=True)
+        for i, level in enumerate(levels)
+    )
+    w.values.clear()
+    for name, (low, room, _, _) in zip(names, cards, strict=True):
+        w.card(name, limit=low + room)
+    for step in range(data.draw(st.integers(1, 12))):
+        if data.draw(st.integers(0, 4)) == 0:
+            budget(w, data.draw(st.floats(100, 4000)))
+        for name, (low, room, _, _) in zip(names, cards, strict=True):
+            w.card(name, watts=data.draw(st.floats(0, low + room)))
+        unread = step > 0 and data.draw(st.integers(0, 5)) == 0
+        w.step(data.draw(st.floats(0.5, 70)), read=not unread)
+        wished = [s for s in w.decision.settings if s.knob is POWER_LIMIT]
+        assert w.memory.budget is not None
+        floors = sum(c[0] for c in cards)
+        assert sum(s.value for s in wished) <= max(w.memory.budget, floors) + 1e-5
+        if not wished and w.memory.ready:
+            assert sum(c[0] + c[1] for c in cards) <= w.memory.budget + 1e-5
+        w.answer("applied")
+
+
+def capped(one: Tenant, watts: float | None) -> Tenant:
+    limits = msgspec.structs.replace(one.limits, power_cap_watts=watts)
+    return msgspec.structs.replace(one, limits=limits)
+
+
+def test_a_plan_says_its_stages() -> None:
+    w = node(1000)
+    w.card(A, watts=500)
+    w.card(B, watts=690)
+    w.step()
+    for uuid, watts in limits(w).items():
+        w.values[GPU_POWER_LIMIT_WATTS, on_gpu(uuid)] = watts
+    w.outcomes = [
+        Outcome(POWER_LIMIT, on_gpu(u), v, v, 700.0, "applied", "", w.now)
+        for u, v in limits(w).items()
+    ]
+    w.step()
+    assert [dict(s.numbers)["stage"] for s in w.decision.settings] == [0, 0]
+    w.card(A, watts=548)
+    w.card(B, watts=450)
+    w.run(11)
+    first, second = sorted(w.decision.settings, key=lambda s: dict(s.numbers)["stage"])
+    assert (first.subject.gpu, second.subject.gpu) == (B, A)
+    assert "first stage, a cut from 450 W" in first.why
+    assert "second stage, raised from 550 W once cuts are verified" in second.why
+
+
+def test_phases_of_a_steady_load_move_no_limit() -> None:
+    """A training that evaluates for 12 s in 140 s, beside a service."""
+    w = node(1000)
+    w.card(A, watts=480)
+    seen = set()
+    for second in range(1800):
+        w.card(B, watts=300 if second % 140 > 128 else 510)
+        w.step()
+        if second > 60:
+            seen.add(tuple(round(v) for v in limits(w).values()))
+    assert len(seen) == 1
+
+
+def hungry(w: World, seconds: int, b_watts: float) -> None:
+    """A would draw all it may have, B so much."""
+    for _ in range(seconds):
+        w.card(A, watts=min(690, limits(w).get(A, 690)))
+        w.card(B, watts=min(b_watts, limits(w).get(B, b_watts)))
+        w.step()
+
+
+def test_but_a_load_that_has_ended_gives_its_watts_up_soon() -> None:
+    w = node(800)
+    w.tenants = (tenant("other", gpus=[A]), tenant("train", gpus=[B]))
+    hungry(w, 120, 390)
+    assert limits(w) == {A: 400, B: 400}
+    hungry(w, 85, 100)
+    assert limits(w) == {A: 600, B: 200}
+    hungry(w, 70, 300)
+    assert limits(w) == {A: pytest.approx(470), B: pytest.approx(330)}
+    w.tenants = w.tenants[:1]
+    hungry(w, 25, 60)
+    assert limits(w) == {A: 600, B: 200}, "who has left asks for nothing, at once"

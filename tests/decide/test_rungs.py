@@ -13,6 +13,8 @@ from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import (
     GpuProcess,
     Level,
+    MpsClient,
+    MpsDaemon,
     Notice,
     Place,
     Process,
@@ -29,6 +31,7 @@ from gpuagent.model.vocab import (
     CPU_MAX,
     GPU_MEMORY_FREE_BYTES,
     GPU_MEMORY_USED_BYTES,
+    MPS_THREADS,
     NOTICED,
     RUNNING,
     SUSPENDED,
@@ -144,6 +147,42 @@ def test_it_is_resumed_once_the_trouble_is_over_and_does_not_saw(law: Law) -> No
         changes += now is not was
         was = now
     assert 2 <= changes <= 2 * 900 / 60, "at most one reversal a minute, and it is tried again"
+
+
+@LAWS
+def test_who_is_suspended_stays_so_although_the_driver_lists_it_no_more(law: Law) -> None:
+    w = world(batch(("suspend",)), law=law)
+    suffer(w, 6)
+    assert len(tried(w)) == 2
+    w.listed = ()
+    w.tenants = (w.tenants[0], msgspec.structs.replace(w.tenants[1], gpus=()))
+    suffer(w, 15, latency=0.05)
+    assert len(tried(w)) == 2
+    suffer(w, 15)
+    assert len(tried(w)) == 2
+
+
+def test_an_mps_client_gets_less_at_its_next_launch_whichever_lever_is_in_use() -> None:
+    w = world(batch(("mps", *GENTLE)))
+    suffer(w, 6)
+    assert {s.knob for s in tried(w)} == {CPU_MAX}
+    w.mps = (MpsDaemon("main", up=True, clients=(MpsClient(7, 3),)),)
+    suffer(w, 6)
+    assert {s.knob for s in tried(w)} == {CPU_MAX, MPS_THREADS}
+    [threads] = [s for s in tried(w) if s.knob is MPS_THREADS]
+    assert threads.value == pytest.approx(w.share("train"))
+
+
+@pytest.mark.parametrize(("server", "free"), [(3, False), (4, True)])
+def test_who_shares_an_mps_server_with_l1_is_not_frozen(server: int, *, free: bool) -> None:
+    chat = msgspec.structs.replace(CHAT, processes=(process(50),))
+    w = world(batch(("freeze",)), chat=chat)
+    clients = (MpsClient(7, 3), MpsClient(50, server))
+    w.mps = (MpsDaemon("main", up=True, clients=clients),)
+    suffer(w, 6)
+    [setting] = [s for s in w.decision.settings if s.knob is RUNNING]
+    assert (setting.blocked is None) is free
+    assert free or "chat (L1)" in (setting.blocked.why if setting.blocked else "")
 
 
 def test_ending_is_the_last_of_all() -> None:

@@ -10,6 +10,7 @@ from gpuagent.model.inventory import (
     GpuProcess,
     Level,
     Limits,
+    MpsDaemon,
     Seat,
     Subject,
     Tenant,
@@ -120,6 +121,7 @@ class World:
         self.acts = True
         self.says_tenants = True
         self.listed: tuple[GpuProcess, ...] | None = ()
+        self.mps: tuple[MpsDaemon, ...] | None = None
         self.frames: list[Frame] = []
         self.decision = Decision()
         self.events: list[str] = []
@@ -193,7 +195,13 @@ class World:
             if read
         )
         tenants = self.tenants if self.says_tenants else None
-        sensed = Sensed(readings, gpus=self.gpus, gpu_processes=self.listed, tenants=tenants)
+        sensed = Sensed(
+            readings,
+            gpus=self.gpus,
+            gpu_processes=self.listed,
+            tenants=tenants,
+            mps=self.mps,
+        )
         frame = Frame(
             Instant(self.now, self.epoch + self.now),
             (sensed,),

@@ -40,10 +40,13 @@ ALSO: Mapping[str, set[int]] = {
     # Only the agent knows which of its runs a mark is of.
     "GET /v1/events": {400},
     "GET /v1/audit": {400},
+    "GET /v1/refusals": {400},
     # What is printable: a scope may name a tenant.
     "POST /v1/tokens": {422},
     # What a card takes, and what can be printed.
     "PUT /v1/overrides/{name}": {422},
+    # How often one user has asked already, and what no host can give.
+    "POST /v1/runs": {422, 429},
     # Which quantiles are kept: the objective of a tenant is one.
     "PUT /v1/tenants/{name}/latency": {422},
 }

@@ -9,12 +9,15 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from gpuagent.expose.access import Access
 from gpuagent.expose.bearer import Tokens
-from gpuagent.expose.intake import Intake
+from gpuagent.expose.intake import Intake, Knocks
 from gpuagent.expose.network import Remote, Tell, say
 from gpuagent.expose.server import Server
-from gpuagent.model.plan import Command, Snapshot
+from gpuagent.model.plan import Command, Snapshot, StartRun
+from gpuagent.model.run import Reservation, RunList
 from gpuagent.model.state import Instant
 from gpuagent.ports import LatencyReport
 from tests.expose import snapshots
@@ -45,6 +48,7 @@ class Scene:
         self.intake = Intake(self.reports.append)
         self._listeners: list[Callable[[], None]] = []
         self.access_now = Access()
+        self.knocks = Knocks()
 
     def latest(self) -> Snapshot | None:
         return self.snapshot
@@ -57,6 +61,24 @@ class Scene:
 
     def listen(self, ring: Callable[[], None]) -> None:
         self._listeners.append(ring)
+
+    def admit(self, command: Command) -> None:
+        """Publish the run that a command asks for, as the loop does that has admitted it."""
+        if isinstance(command, StartRun) and self.snapshot is not None:
+            ask = command.ask
+            run = Reservation(
+                name=ask.name or f"run-{ask.pid}",
+                level=ask.level,
+                pid=ask.pid,
+                started=ask.started,
+                uid=ask.uid,
+                by=ask.by,
+                gpus=ask.gpus or (snapshots.GPU0,),
+                memory_bytes=ask.memory_bytes,
+                share_ratio=ask.share_ratio,
+                began_wall=snapshots.WALL,
+            )
+            self.show(msgspec.structs.replace(self.snapshot, runs=RunList((run,))))
 
     def show(self, snapshot: Snapshot | None) -> None:
         """Publish another snapshot."""
@@ -71,6 +93,7 @@ class Commands:
     def __init__(self) -> None:
         self.seen: list[Command] = []
         self.answer: str | Exception = "done as you wished"
+        self.carry_out: Callable[[Command], None] = lambda _: None
         self.hold: asyncio.Event | None = None
         self._came = asyncio.Event()
 
@@ -88,6 +111,7 @@ class Commands:
             await self.hold.wait()
         if isinstance(self.answer, Exception):
             raise self.answer
+        self.carry_out(command)
         return self.answer
 
 

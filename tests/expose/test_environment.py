@@ -11,13 +11,23 @@ from gpuagent.config import Config, Match, Paths, TenantRule
 from gpuagent.configfile import describe
 from gpuagent.expose.access import Access
 from gpuagent.expose.auth import Peer
-from gpuagent.expose.environment import Promise, promise, variables
+from gpuagent.expose.environment import (
+    Promise,
+    daemon_of,
+    drop_in,
+    held_threads,
+    promise,
+    variables,
+)
 from gpuagent.expose.problems import Trouble
-from gpuagent.expose.views import ListenerView
-from gpuagent.model.inventory import Inventory, Level
-from gpuagent.model.state import NodeState
+from gpuagent.expose.views import ListenerView, VariableView
+from gpuagent.model.inventory import Inventory, Level, Tenant, on_tenant
+from gpuagent.model.state import NodeState, Outcome, Result
+from gpuagent.model.vocab import MPS_THREADS
 from tests.expose import snapshots
 from tests.expose.scene import Scene, ask, serving
+from tests.fakes.mps.values import daemon
+from tests.sense.fakes import process
 
 GIB = 1024**3
 MIB = 1024**2
@@ -59,8 +69,90 @@ def test_a_socket_that_is_not_known_is_left_out() -> None:
     assert "GPUAGENT_SOCKET" not in {v.name for v in made}
 
 
-def test_no_thread_percentage_is_told_while_nobody_manages_mps() -> None:
-    assert not [name for name in env(limit=GIB) if "THREAD_PERCENTAGE" in name]
+def threads(share: float | None, held: float | None) -> tuple[str, str] | None:
+    promised = Promise(
+        "train", Level.L3, None, present=True, compute_share_ratio=share, threads_ratio=held
+    )
+    made = {v.name: v for v in variables(promised, 1, "")}
+    found = made.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    return None if found is None else (found.value, found.why.partition(":")[0])
+
+
+@pytest.mark.parametrize(
+    ("share", "held", "told"),
+    [
+        (None, None, None),
+        (0.4, None, ("40", "its compute_share")),
+        (None, 0.333, ("33.3", "it is held back")),
+        (0.4, 0.25, ("25", "it is held back")),
+        (0.2, 0.25, ("20", "its compute_share")),
+        (0.33333, None, ("33.3", "its compute_share")),
+        (1.0, None, None),
+        (1.0, 1.0, None),
+        (0.0001, None, None),
+    ],
+)
+def test_the_thread_percentage_is_the_smaller_of_what_is_declared_and_held(
+    share: float | None, held: float | None, told: tuple[str, str] | None
+) -> None:
+    assert threads(share, held) == told
+
+
+@given(share=st.floats(0.001, 1), held=st.none() | st.floats(0.001, 1))
+def test_no_percentage_is_ever_looser(share: float, held: float | None) -> None:
+    told = threads(share, held)
+    least = share if held is None else min(share, held)
+    assert (100.0 if told is None else float(told[0])) <= 100 * least + 0.1
+    if told is not None:
+        assert 0 < float(told[0]) <= 100 * least + 1e-6
+
+
+# -- the MPS daemon of its cards -------------------------------------------------------------------------
+
+
+def user(*gpus: str, pid: int = 20) -> Tenant:
+    return Tenant("train", Level.L3, processes=(process(pid),), gpus=gpus)
+
+
+def test_the_daemon_of_all_its_cards_is_told() -> None:
+    one, both = daemon("one", gpus=("GPU-1",)), daemon("both", gpus=("GPU-*",))
+    known = Inventory(mps=(one, both))
+    assert daemon_of(known, user("GPU-1")) == one
+    assert daemon_of(known, user("GPU-1", "GPU-2")) == both
+    assert daemon_of(Inventory(mps=(one,)), user("GPU-1", "GPU-2")) is None
+    assert daemon_of(known, user()) is None, "it has no card yet"
+    assert daemon_of(Inventory(mps=(daemon("nowhere"),)), user("GPU-1")) is None
+    assert daemon_of(Inventory(), user("GPU-1")) is None
+    # Whose client it is already comes first; one that is down is none.
+    there = daemon("there", clients={20: 7})
+    assert daemon_of(Inventory(mps=(one, there)), user("GPU-1")) == there
+    down = msgspec.structs.replace(one, up=False)
+    assert daemon_of(Inventory(mps=(down,)), user("GPU-1")) is None
+    made = variables(Promise("t", Level.L3, None, present=True, pipe_directory="/p"), 1, "")
+    assert [v.value for v in made if v.name == "CUDA_MPS_PIPE_DIRECTORY"] == ["/p"]
+
+
+@pytest.mark.parametrize(
+    ("result", "real", "told"),
+    [("pending", 0.5, 0.5), ("applied", 0.5, 0.5), ("would", 1.0, None), ("refused", 0.5, None)],
+)
+def test_only_what_is_in_force_is_told(result: Result, real: float, told: float | None) -> None:
+    train = on_tenant("train")
+    outcome = Outcome(MPS_THREADS, train, 0.5, real, 1.0, result, "", 0.0)
+    snapshot = msgspec.structs.replace(snapshots.busy(), outcomes={(MPS_THREADS, train): outcome})
+    assert held_threads(snapshot, "train") == told
+    assert promise(snapshot, unasked, "train", ADMIN).threads_ratio == told
+    assert held_threads(snapshot, "serve") is None
+
+
+def test_a_drop_in_is_read_as_it_was_written() -> None:
+    made = (
+        VariableView("A", "1", "w", "t"),
+        VariableView("B", 'x y"z\\%h', "w", "t"),
+    )
+    lines = drop_in("train", made).splitlines()
+    assert lines[0].startswith("# What gpuagent tells of train now.")
+    assert lines[1:] == ["[Service]", 'Environment="A=1"', 'Environment="B=x y\\"z\\\\%%h"']
 
 
 @given(limit=st.integers(1, 1 << 45), cards=st.integers(1, 64))

@@ -23,6 +23,8 @@ from gpuagent.expose.gate import Gate, by_group
 from gpuagent.expose.metrics import Exposition
 from gpuagent.expose.routes import For
 from gpuagent.expose.stream import PATH as STREAM
+from gpuagent.model.inventory import Level
+from gpuagent.model.run import Reservation, RunList
 from gpuagent.tokens import TokenBook
 from tests.expose import certificates, snapshots
 from tests.expose.scene import Commands, Scene, ask, serving
@@ -48,6 +50,8 @@ READERS = ADMINS | {"read"}
 SCRAPERS = READERS | {"metrics"}
 OVERRIDERS = ADMINS | {"override"}
 TENANTS = READERS | {"owner", "neighbour"}
+HERE = ROLES - {"owner"}
+"""Who comes from the host itself, and from no tenant on it."""
 OF_TRAIN = READERS | {"owner"}
 OF_SERVE = READERS | {"neighbour"}
 
@@ -93,11 +97,14 @@ TABLE = (
     row("GET /v1/tenants/{name}/explanation", READERS, 404, name="nobody"),
     row("GET /v1/tenants/{name}/environment", OF_TRAIN, name="train"),
     row("GET /v1/tenants/{name}/environment", READERS, 404, name="nobody"),
+    row("GET /v1/mps", READERS),
     row("GET /v1/plan", READERS),
     row("GET /v1/events", READERS),
     row("GET /v1/events/stream", TENANTS),
     row("GET /v1/audit", READERS),
     row("GET /v1/overrides", READERS),
+    row("GET /v1/runs", EVERYBODY),
+    row("GET /v1/refusals", EVERYBODY),
     row("GET /v1/config", ADMINS),
     row("GET /v1/tokens", ADMINS),
     row("POST /v1/reload", ADMINS),
@@ -107,6 +114,8 @@ TABLE = (
     row("POST /v1/resume", ADMINS),
     row("POST /v1/tokens", ADMINS, 201, body=_TOKEN),
     row("DELETE /v1/tokens/{name}", ADMINS, name="00000000"),
+    # Who may start what is decided with the run; who comes from inside a tenant would leave it.
+    row("POST /v1/runs", HERE, 201, body={"sla": "L3"}),
     row("PUT /v1/overrides/{name}", OVERRIDERS, name="mine", body=_OVERRIDE),
     row("DELETE /v1/overrides/{name}", OVERRIDERS, name="mine"),
     row(
@@ -138,7 +147,9 @@ def caller(role: str) -> Peer:
     }[role]
     credentials = Credentials(9, uid, frozenset({group}))
     origin = Origin(7, cgroup, contained=False)
-    return judge(Caller(credentials, origin), snapshots.busy().state.inventory, Rules(group=900))
+    known = Caller(credentials, origin)
+    peer = judge(known, snapshots.busy().state.inventory, Rules(group=900))
+    return msgspec.structs.replace(peer, caller=known)
 
 
 def registered(app: web.Application) -> set[str]:
@@ -165,7 +176,10 @@ def entrance(peer: Peer) -> Entrance:
 @contextlib.contextmanager
 def app_for(role: str, commands: Commands) -> Iterator[web.Application]:
     exposition = Exposition("1")
-    scene = Scene(snapshots.busy())
+    run = Reservation(
+        name="mine", level=Level.L3, pid=9, started=7, uid=0, by="root", gpus=(), began_wall=0.0
+    )
+    scene = Scene(msgspec.structs.replace(snapshots.busy(), runs=RunList((run,))))
     try:
         yield whole_app(scene, commands, entrance(caller(role)), exposition=exposition)
     finally:

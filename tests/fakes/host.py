@@ -15,7 +15,11 @@ from gpuagent.model.vocab import (
 )
 from gpuagent.ports import Gpus, KernelLog, KernelXid, Node, NodeFacts, Sensor
 from tests.act.host import Clock as OwnClock
+from tests.act.settings import Cards, Checkpoints, Slices
+from tests.act.units import FakeUnits
 from tests.decide.world import CARD, GIB, gpu
+from tests.fakes.levers import FakeEnder, FakeFreezer
+from tests.fakes.mps.values import FakeMps
 from tests.sense.fakes import FakeCgroups, FakeEvents, FakeProcesses, process
 
 
@@ -113,6 +117,13 @@ class Host:
         self.events = FakeEvents()
         self.node = FakeNode()
         self.kernel_log = FakeKernelLog()
+        self.mps = FakeMps()
+        self.units = FakeUnits()
+        self.freezer = FakeFreezer(self.cgroups)
+        self.ender = FakeEnder(self.processes)
+        self.card_settings = Cards(*(cards or (CARD,)))
+        self.time_slices = Slices(*(cards or (CARD,)))
+        self.checkpoint = Checkpoints()
         self.cores: dict[int, float] = {}
         """CPU use of a tenant, by its process."""
         self._used_usec: dict[int, float] = {}

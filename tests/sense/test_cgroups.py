@@ -21,6 +21,7 @@ from gpuagent.model.vocab import (
 )
 from gpuagent.ports import Sensor
 from gpuagent.sense.cgroups import CgroupUse, parse_flat, parse_max, parse_pressure, parse_weight
+from tests.act.units import FakeUnits
 from tests.sense.fakes import FakeCgroups, OwnClock
 
 PATH = "/batch.slice/train.service"
@@ -229,3 +230,17 @@ def test_junk_in_a_control_file_is_unknown(text: str) -> None:
     assert all(v >= 0 for v in parse_flat(text).values())
     weight = parse_weight(text)
     assert weight is None or weight >= 0
+
+
+async def test_a_unit_without_a_weight_has_the_default_as_an_estimate() -> None:
+    host = Host()
+    units = FakeUnits()
+    host.sensor = CgroupUse(host.cgroups, host.clock, units)
+    del host.cgroups.files[PATH]["cpu.weight"]
+    assert value(await host.read(), CGROUP_CPU_WEIGHT, PATH) is None
+    units.units["train.service"] = PATH
+    readings = await host.read()
+    assert value(readings, CGROUP_CPU_WEIGHT, PATH) == 100
+    assert [r.exact for r in readings if r.signal is CGROUP_CPU_WEIGHT and r.value == 100] == [
+        False
+    ]

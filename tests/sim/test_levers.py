@@ -179,7 +179,7 @@ async def test_a_power_limit_acts_within_its_delay_and_lowers_clock_and_speed() 
 def test_a_thread_percentage_acts_at_the_next_launch_and_not_before() -> None:
     host = SimHost(made({"eager": {"launch": 0.1, "evaluate_every": 10**6}}, mps=True), seed=1)
     host.advance(40.0)
-    pid = host.mps[0].get_server_list()[0]
+    pid = host.mps_daemons[0].get_server_list()[0]
 
     def done(seconds: float) -> int:
         before = host.progress("eager").iterations
@@ -187,7 +187,7 @@ def test_a_thread_percentage_acts_at_the_next_launch_and_not_before() -> None:
         return host.progress("eager").iterations - before
 
     free = done(60.0)
-    host.mps[0].set_active_thread_percentage(pid, 30.0)
+    host.mps_daemons[0].set_active_thread_percentage(pid, 30.0)
     assert done(60.0) == pytest.approx(free, abs=2)
     host.stop("eager")
     host.start("eager")
@@ -221,7 +221,7 @@ def do(host: SimHost, tenant: str, deed: str) -> None:
         case "stop":
             host.stop(tenant)
         case "percentage" | "memory":
-            for daemon in host.mps:
+            for daemon in host.mps_daemons:
                 for server in daemon.get_server_list():
                     if deed == "percentage":
                         daemon.set_active_thread_percentage(server, 35.0)
@@ -250,11 +250,11 @@ def lived(
 
 def check(host: SimHost) -> None:
     card = host.cards[0]
-    clients = host.mps[0].clients if host.mps else {}
-    servers = host.mps[0].get_server_list() if host.mps else ()
+    clients = host.mps_daemons[0].clients if host.mps_daemons else {}
+    servers = host.mps_daemons[0].get_server_list() if host.mps_daemons else ()
     assert card.used_bytes <= card.memory_bytes
     assert card.memory.keys() == card.jobs.keys() | set(servers)
-    assert not host.mps or clients.keys() == card.jobs.keys()
+    assert not host.mps_daemons or clients.keys() == card.jobs.keys()
     for pid, client in clients.items():
         assert client.percentage in {35.0, 100.0}
         assert client.memory_limit_bytes is None or card.memory[pid] <= client.memory_limit_bytes
@@ -273,7 +273,7 @@ def test_the_same_deeds_are_the_same_run_in_whatever_pieces_time_passes(
     assert digest(one) == digest(other)
     for tenant in TENANTS:
         one.stop(tenant)
-    left = [*one.mps[0].get_server_list()] if mps else []
+    left = [*one.mps_daemons[0].get_server_list()] if mps else []
     assert list(one.cards[0].memory) == left
 
 

@@ -117,7 +117,7 @@ def p99(here: SimHost, seconds: float) -> float:
 
 
 def percentages(here: SimHost) -> list[float]:
-    return [client.percentage for client in here.mps[0].clients.values()]
+    return [client.percentage for client in here.mps_daemons[0].clients.values()]
 
 
 def rate(here: SimHost, tenant: str, seconds: float) -> float:
@@ -132,7 +132,10 @@ def test_the_scenario_a_percentage_waits_for_a_restart_and_a_fault_for_nobody(se
     objective = next(t.objective for t in NEIGHBOURS.tenants if t.objective)
     assert p99(here, 150.0) > objective.seconds
     here.advance(205.0)
-    assert here.mps[0].get_active_thread_percentage(here.mps[0].get_server_list()[0]) == 40.0
+    assert (
+        here.mps_daemons[0].get_active_thread_percentage(here.mps_daemons[0].get_server_list()[0])
+        == 40.0
+    )
     assert percentages(here) == [100.0, 100.0, 100.0]
     assert p99(here, 190.0) > objective.seconds
     here.advance(235.0)
@@ -164,15 +167,15 @@ def test_a_fault_reaches_the_clients_of_one_card_only() -> None:
     here = SimHost(made, seed=1)
     here.advance(641.0)
     assert [t.name for t in made.tenants if here.progress(t.name).running] == ["far"]
-    far = next(iter(here.mps[0].clients.values()))
+    far = next(iter(here.mps_daemons[0].clients.values()))
     assert (list(here.cards[1].jobs), far.ordinal) == ([far.pid], 0)
 
 
 def test_what_the_driver_says_of_clients_and_whose_the_server_is() -> None:
     here = host(120.0)
     listed = {p.pid: p for p in here.gpus.drain().gpu_processes or ()}
-    clients = here.mps[0].clients
-    server = here.mps[0].get_server_list()[0]
+    clients = here.mps_daemons[0].clients
+    server = here.mps_daemons[0].get_server_list()[0]
     assert listed.keys() == {server, *clients}
     for pid in clients:
         assert (listed[pid].kind, listed[pid].utilization_ratio) == ("mps", None)
@@ -237,8 +240,8 @@ def test_a_limit_set_on_the_timeline_is_for_later_clients() -> None:
     again = scenario.Restart(at=90.0, tenant="training")
     here = host(80.0, timeline=(what, again))
     assert here.progress("training").running
-    server = here.mps[0].get_server_list()[0]
-    assert here.mps[0].get_device_pinned_mem_limit(server, 0) == 6 * GIB
+    server = here.mps_daemons[0].get_server_list()[0]
+    assert here.mps_daemons[0].get_device_pinned_mem_limit(server, 0) == 6 * GIB
     here.advance(60.0)
     assert not here.progress("training").running
 
@@ -252,12 +255,12 @@ def test_the_49th_client_of_a_card_finds_no_place() -> None:
     )
     here = host(2.0, tenants=tenants, timeline=())
     assert [(t, why[:14]) for _, t, why in here.ended] == [("hold-48", "CUDA error 808")]
-    assert len(here.mps[0].clients) == len(here.cards[0].jobs) == 48
+    assert len(here.mps_daemons[0].clients) == len(here.cards[0].jobs) == 48
 
 
 def test_a_client_that_mps_ends_frees_the_card_and_its_process_lives_on() -> None:
     here = host(100.0)
-    mps, card = here.mps[0], here.cards[0]
+    mps, card = here.mps_daemons[0], here.cards[0]
     server = mps.get_server_list()[0]
     pid = mps.get_client_list(server)[-1]
     used, requests = card.used_bytes, here.progress("chat").requests
@@ -301,9 +304,9 @@ def test_of_clients_that_come_and_go_nothing_is_left() -> None:
     here = host(400.5)
     for tenant in ("chat", "batch", "training"):
         here.stop(tenant)
-    card, server = here.cards[0], here.mps[0].get_server_list()[0]
+    card, server = here.cards[0], here.mps_daemons[0].get_server_list()[0]
     assert [*card.memory, *card.used_seconds] == [server, server]
     assert not card.jobs
     assert card.side_by_side is not None
     assert not card.side_by_side.places
-    assert not here.mps[0].clients
+    assert not here.mps_daemons[0].clients

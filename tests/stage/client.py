@@ -34,10 +34,12 @@ class Client:
         self._path = socket_path
         self._timeout = timeout
 
-    def text(self, path: str, method: str = "GET") -> str:
+    def text(self, path: str, method: str = "GET", body: str = "") -> str:
+        """`body` is JSON, or nothing."""
         connection = _Connection(self._path, self._timeout)
+        headers = {"Content-Type": "application/json"} if body else {}
         try:
-            connection.request(method, path)
+            connection.request(method, path, body or None, headers)
             response = connection.getresponse()
             body = response.read().decode()
         finally:
