@@ -426,9 +426,9 @@ class TenantRule(msgspec.Struct, frozen=True):
     power_cap: Annotated[Watts, Meta(gt=0)] | None = None
     """Power limit of each card that it has to itself."""
     host_memory_high: Annotated[Bytes, Meta(gt=0)] | None = None
-    """memory.high of its control groups: above it the tenant is slowed."""
+    """memory.high, where it has one control group and that to itself: above it the tenant is slowed."""
     host_memory_max: Annotated[Bytes, Meta(gt=0)] | None = None
-    """memory.max of its control groups: beyond it the kernel ends a process of the tenant."""
+    """memory.max there: beyond it the kernel ends a process; not set below what is in use."""
 
 
 class Config(msgspec.Struct, frozen=True):

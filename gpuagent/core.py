@@ -4,7 +4,7 @@ What it runs on is given to it, so that the daemon on a real host and a trial on
 the same agent.
 """
 
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from gpuagent.act.books import Books
 from gpuagent.act.desk import Reach
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.reconcile import Reconciler
-from gpuagent.act.record import Target
 from gpuagent.act.restore import Occasion, Report, failed, put_back
+from gpuagent.act.suspensions import Suspensions
 from gpuagent.config import Config
 from gpuagent.decide import POLICIES
 from gpuagent.errands import Errands
@@ -135,11 +135,11 @@ class Core:
                 freezer=self._host.freezer,
                 ender=self._host.ender,
                 mps=self._host.mps,
-                checkpoint=self._host.checkpoint,
+                suspensions=Suspensions(
+                    self._host.checkpoint, level=self._level, clock=self._host.clock
+                ),
                 card_settings=self._host.card_settings,
                 time_slices=self._host.time_slices,
-                clock=self._host.clock,
-                level=self._level,
                 clock_unlocked=lambda uuid: self._config.clock_unlocked(uuid),  # noqa: PLW0108 - it changes
                 held=lambda target: self._kept.ledger.held(target) is not None,
                 grace_seconds=lambda: self._config.terminate.grace,
@@ -222,6 +222,7 @@ class Core:
                 node=host.node,
                 kernel_log=host.kernel_log,
                 mps=host.mps,
+                freezer=host.freezer,
                 clock=host.clock,
                 agent_pid=agent_pid,
                 latencies=latencies,
@@ -288,7 +289,6 @@ class Core:
         occasion: Occasion,
         *,
         keep_on_stop: bool = False,
-        busy: Collection[Target] = (),
         seconds: float = 0.0,
     ) -> Report:
         """Put back what the occasion demands; what fails is tried again for so long."""
@@ -301,7 +301,7 @@ class Core:
                 occasion=occasion,
                 clock=clock,
                 keep_on_stop=keep_on_stop,
-                busy=busy,
+                busy=self.reconciler.busy,
                 audit=self._kept.audit,
             )
             if not failed(report) or clock.now().mono >= until:

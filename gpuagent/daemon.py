@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import structlog
 
@@ -16,7 +16,6 @@ import gpuagent
 from gpuagent import trail
 from gpuagent.act.audit import AuditLog
 from gpuagent.act.ledger import Ledger, boot_id
-from gpuagent.act.record import Target
 from gpuagent.act.restore import Occasion, Report, failed
 from gpuagent.clock import SystemClock, patiently
 from gpuagent.config import Api, Config
@@ -29,11 +28,10 @@ from gpuagent.expose.api import Sources
 from gpuagent.expose.intake import Intake
 from gpuagent.expose.network import Remote
 from gpuagent.expose.server import Server
-from gpuagent.host.bus import SystemBus
 from gpuagent.host.machine import Machine
-from gpuagent.host.notify import Notify
+from gpuagent.host.notify import STOP_MOST_SECONDS, Notify
 from gpuagent.host.pages import HttpPages
-from gpuagent.host.scopes import ADDRESS, CALL_SECONDS, SystemdScopes
+from gpuagent.host.scopes import SystemdScopes
 from gpuagent.keptfile import replace_file
 from gpuagent.leases import Leases
 from gpuagent.model.plan import Posture, Reload
@@ -54,7 +52,11 @@ _READY_SECONDS = 60.0
 _LISTENER_SECONDS = 5.0
 """How long a reload waits to hear whether the certificate can be used."""
 _STOP_SECONDS = 12.0
-"""How long a stop tries to put back what cannot be at once: a driver that hangs gets a new reader."""
+"""How long a stop tries to put back what cannot be at once: a driver that hangs gets a new reader.
+
+With what is waited for before it, it fits into TimeoutStopSec of systemd/gpuagent.service; what takes
+longer (`Knob.put_back_seconds`) is waited for all the same, and more time asked for meanwhile.
+"""
 
 _log = structlog.get_logger()
 
@@ -111,10 +113,7 @@ class Agent:
                 tokens=self._tokens,
                 runs=self._runs,
             ),
-            scopes=SystemdScopes(
-                SystemBus(ADDRESS, clock=self._clock, call_seconds=CALL_SECONDS),
-                clock=self._clock,
-            ),
+            scopes=SystemdScopes(self._host.units.bus, clock=self._clock),
             posture=self._first_posture(),
             agent_pid=os.getpid(),
             reread=self._reload,
@@ -246,13 +245,10 @@ class Agent:
     async def _end(self, code: int) -> int:
         """Put everything back, close the books. Returns the exit code: nothing left is 0."""
         self._notify.stopping()
-        busy = await self._core.reconciler.close()
-        if self._core.loop.posture.released:
-            # What was let go of is needed once more: limits of ours must not stay on the cards.
-            await self._host.gpus.resume()
-            await patiently(self._host.gpus.settled(), _FIRST_LOOK_SECONDS)
-        occasion = Occasion.STOP if code == EX_OK else Occasion.RESCUE
-        report = await self._put_back(occasion, busy=busy, seconds=_STOP_SECONDS)
+        report = await self._notify.meanwhile(
+            self._put_all_back(Occasion.STOP if code == EX_OK else Occasion.RESCUE),
+            most_seconds=STOP_MOST_SECONDS,
+        )
         if failed(report):
             _log.error("not everything is put back; try `gpuagent restore`")
             code = code or EX_FAILED
@@ -266,6 +262,15 @@ class Agent:
         await asyncio.to_thread(self._audit.close)
         _log.info("stopped", put_back=sum(i.what == "put back" for i in report), exit_code=code)
         return code
+
+    async def _put_all_back(self, occasion: Occasion) -> Report:
+        """Processes that have to be resumed are, one after the other, and waited for."""
+        await self._core.reconciler.close()
+        if self._core.loop.posture.released:
+            # What was let go of is needed once more: limits of ours must not stay on the cards.
+            await self._host.gpus.resume()
+            await patiently(self._host.gpus.settled(), _FIRST_LOOK_SECONDS)
+        return await self._put_back(occasion, seconds=_STOP_SECONDS)
 
     # -- commands ------------------------------------------------------------------------------------
 
@@ -363,14 +368,11 @@ class Agent:
             config_loaded_wall=self._clock.now().wall,
         )
 
-    async def _put_back(
-        self, occasion: Occasion, *, busy: Collection[Target] = (), seconds: float = 0.0
-    ) -> Report:
+    async def _put_back(self, occasion: Occasion, *, seconds: float = 0.0) -> Report:
         """Put back what the occasion demands, and say so; what fails is tried again for so long."""
         report = await self._core.put_back(
             occasion,
             keep_on_stop=self._loaded.config.power.keep_on_stop,
-            busy=busy,
             seconds=seconds,
         )
         tell(report)

@@ -1,6 +1,7 @@
 """`gpuagent restore`: puts back what the ledger holds, without a daemon and with a broken file, too."""
 
 import asyncio
+import os
 
 import msgspec
 
@@ -9,6 +10,7 @@ from gpuagent.act.audit import AuditLog
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.restore import Occasion, Report, put_back
 from gpuagent.act.statedir import hold
+from gpuagent.act.suspensions import Suspensions
 from gpuagent.clock import SystemClock, patiently
 from gpuagent.config import Config, Paths
 from gpuagent.configfile import load
@@ -18,6 +20,7 @@ from gpuagent.host.checkpoint import CudaCheckpoint, frozen_by_cgroup, seen_seco
 from gpuagent.host.ender import ProcessEnder
 from gpuagent.host.freezer import CgroupFreezer
 from gpuagent.host.mps import MpsDaemons
+from gpuagent.host.notify import STOP_MOST_SECONDS, Notify
 from gpuagent.host.nvidia_smi import ComputePolicy
 from gpuagent.host.nvml import NvmlGpus
 from gpuagent.host.nvml_settings import NvmlSettings
@@ -59,8 +62,12 @@ def restore(config_path: str, *, rescue: bool) -> Report:
 
 def put_back_at(config: Config, occasion: Occasion) -> Report:
     """Put back what the ledger of this configuration's state directory holds. Blocks."""
+    # As ExecStopPost of the unit it may have processes to resume, as a stop has.
+    notify = Notify.from_environment(dict(os.environ))
     with hold(config.paths.state_dir):
-        return asyncio.run(_restore(config, occasion))
+        return asyncio.run(
+            notify.meanwhile(_restore(config, occasion), most_seconds=STOP_MOST_SECONDS)
+        )
 
 
 async def _restore(config: Config, occasion: Occasion) -> Report:
@@ -90,11 +97,9 @@ async def _restore(config: Config, occasion: Occasion) -> Report:
         freezer=CgroupFreezer(tree, config.freeze),
         ender=ProcessEnder(tree),
         mps=MpsDaemons(config.mps),
-        checkpoint=checkpoint,
+        suspensions=Suspensions(checkpoint, level=config.level, clock=clock),
         card_settings=NvmlSettings(gpus),
         time_slices=ComputePolicy(config.paths.nvidia_smi),
-        clock=clock,
-        level=config.level,
         clock_unlocked=config.clock_unlocked,
         held=lambda target: ledger.held(target) is not None,
         grace_seconds=lambda: config.terminate.grace,

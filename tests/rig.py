@@ -14,6 +14,7 @@ from gpuagent.act.mps import MpsDefaultThreads, MpsOwnDaemon, MpsThreads
 from gpuagent.act.power import PowerLimit
 from gpuagent.act.reconcile import Reconciler
 from gpuagent.act.suspend import Suspend
+from gpuagent.act.suspensions import Suspensions
 from gpuagent.config import Config, Match, TenantRule
 from gpuagent.decide import POLICIES
 from gpuagent.errands import Errands
@@ -81,11 +82,13 @@ class Rig:
                 PersistenceMode(host.card_settings),
                 TimeSlice(host.time_slices),
                 Suspend(
-                    host.checkpoint,
+                    Suspensions(
+                        host.checkpoint,
+                        level=lambda name: self.config.level(name),  # noqa: PLW0108 - it changes
+                        clock=host.clock,
+                    ),
                     ender=host.ender,
-                    level=lambda name: self.config.level(name),  # noqa: PLW0108 - it changes
                     seen=self._seen,
-                    clock=host.clock,
                 ),
                 MpsThreads(),
                 MpsDefaultThreads(host.mps),
@@ -197,6 +200,7 @@ class Rig:
                 node=self.host.node,
                 kernel_log=self.host.kernel_log,
                 mps=self.host.mps,
+                freezer=self.host.freezer,
                 clock=self.host.clock,
                 agent_pid=4000,
                 latencies=self.latencies,

@@ -14,14 +14,12 @@ from gpuagent.act.power import PowerLimit
 from gpuagent.act.protects import Seen
 from gpuagent.act.record import Target
 from gpuagent.act.suspend import Suspend
+from gpuagent.act.suspensions import Suspensions
 from gpuagent.act.terminate import Terminated
-from gpuagent.clock import Clock
-from gpuagent.model.inventory import Level
 from gpuagent.ports import (
     Actuator,
     CardSettings,
     Cgroups,
-    Checkpoint,
     Ender,
     Freezer,
     Gpus,
@@ -47,12 +45,9 @@ class Means:
     seen: Seen
     """Who and what there is, as far as is known now."""
     mps: Mps
-    checkpoint: Checkpoint
+    suspensions: Suspensions
     card_settings: CardSettings
     time_slices: TimeSlices
-    clock: Clock
-    level: Callable[[str], Level]
-    """Service level of a tenant by its name, as configured now."""
     clock_unlocked: Callable[[str], bool]
     """Whether the clocks of a card, by UUID, are declared unlocked now."""
     held: Callable[[Target], bool]
@@ -69,15 +64,14 @@ ACTUATORS: tuple[Callable[[Means], Actuator], ...] = (
     lambda _means: MpsThreads(),
     lambda means: MpsDefaultThreads(means.mps),
     lambda means: MpsOwnDaemon(means.mps),
-    lambda means: Suspend(
-        means.checkpoint,
-        ender=means.ender,
-        level=means.level,
-        seen=means.seen,
-        clock=means.clock,
-    ),
+    lambda means: Suspend(means.suspensions, ender=means.ender, seen=means.seen),
     lambda means: Terminated(
-        means.ender, means.mps, grace_seconds=means.grace_seconds, seen=means.seen
+        means.ender,
+        means.mps,
+        suspensions=means.suspensions,
+        held=means.held,
+        grace_seconds=means.grace_seconds,
+        seen=means.seen,
     ),
     lambda means: Noticed(means.ender, seen=means.seen),
     lambda means: PowerLimit(means.gpus),

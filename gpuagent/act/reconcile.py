@@ -22,6 +22,7 @@ from gpuagent.model.plan import Plan, Posture, Setting
 from gpuagent.model.state import Instant, Outcome
 from gpuagent.ports import Actuator, Wake
 
+_BROKEN_OFF_SECONDS = 1.0
 QUICK_SECONDS = 0.02
 """How long `drive` waits for lanes, so that plain file writes are done within their tick."""
 
@@ -128,10 +129,24 @@ class Reconciler:
     async def close(self, seconds: float = 5.0) -> frozenset[Target]:
         """Begin nothing more, and wait at most so long for what has begun.
 
-        Returns the targets whose lanes still have not come back: for `put_back(busy=...)`.
+        Then what nothing undoes is broken off, and what may take longer to be put back
+        (`Knob.put_back_seconds`) is waited for. Returns `busy`.
         """
         self._desk.closed = True
         await patiently(self.settled(), seconds)
+        knobs = {task: self._actuators[target.knob].knob for target, task in self._tasks.items()}
+        for task in (final := {task for task, knob in knobs.items() if knob.final}):
+            task.cancel()
+        if final:
+            await asyncio.wait(final, timeout=_BROKEN_OFF_SECONDS)
+        slow = {task for task, k in knobs.items() if k.put_back_seconds > seconds and not k.final}
+        if slow:
+            await asyncio.wait(slow, timeout=max(knobs[task].put_back_seconds for task in slow))
+        return self.busy
+
+    @property
+    def busy(self) -> frozenset[Target]:
+        """The targets whose lanes have not come back: for `put_back(busy=...)`."""
         return frozenset(self._tasks)
 
     # -- orders --------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import asyncio
 
 import click
 
+from gpuagent.cli import tools
 from gpuagent.cli.exits import CODES, Exit, Failure
 from gpuagent.cli.options import DEFAULT_CONFIG, Options, absolute, common
 from gpuagent.cli.show import emit, say
@@ -18,7 +19,8 @@ from gpuagent.host.offers import Offer
 def check() -> None:
     """Say what this host offers, what is missing, and how to get it.
 
-    Exits with 1 if something is missing that the configuration needs. The agent need not run.
+    Each endpoint that the configuration names with latency_from is asked once. Exits with 1 if
+    something is missing that the configuration needs. The agent need not run.
     """
     options = Options.current()
     config, said = _config(options.config)
@@ -69,19 +71,21 @@ def _config(path: str) -> tuple[Config, str]:
 
 def needs(config: Config) -> frozenset[str]:
     """Names of the offers without which this configuration does not do what it says."""
-    return frozenset({"NVML", "cgroup v2"} if config.mode == "enforce" else {"NVML"})
+    always = frozenset({"NVML", "cgroup v2"} if config.mode == "enforce" else {"NVML"})
+    return always | tools.needs(config)
 
 
 def look(config: Config) -> list[Offer]:
     """All that this host offers."""
+    driver = asyncio.run(probe(config.paths.nvml_library))
     return [
-        offers.nvml(asyncio.run(probe(config.paths.nvml_library))),
+        offers.nvml(driver),
         offers.cgroups(config.paths.cgroup_root),
         offers.pressure(),
         offers.netlink(),
         offers.kernel_log(config.paths.kernel_log),
         offers.systemd(),
-        offers.mps(),
+        *tools.look(config, driver.driver),
         *_latencies(config),
     ]
 

@@ -8,7 +8,7 @@ from gpuagent.cli.client import Client, Document
 from gpuagent.cli.exits import CODES, Failure
 from gpuagent.cli.options import Options, common
 from gpuagent.cli.override import value_of
-from gpuagent.cli.show import amount, emit, listed, say, seconds
+from gpuagent.cli.show import Number, amount, emit, listed, say, seconds
 
 
 @click.command(epilog=CODES)
@@ -17,7 +17,8 @@ from gpuagent.cli.show import amount, emit, listed, say, seconds
 def explain(tenant: str | None) -> None:
     """Say why TENANT is treated as it is: level, causes, every knob, and what is known of it.
 
-    Without a name: what `gpuagent run` has started for you, how that fares, and what it refused.
+    Without a name: what `gpuagent run` has started for you, how that fares, and what it refused you,
+    and why.
     """
     options = Options.current()
     if tenant is None:
@@ -33,6 +34,7 @@ def explain(tenant: str | None) -> None:
     _say_hours(told)
     say_held(told)
     _say_overrides(told["overrides"])
+    _say_limits(told["limit_rows"])
     _say_causes(told["causes"])
     _say_knobs(told["knobs"])
     _say_seats(told["seats"])
@@ -48,9 +50,6 @@ def _say_who(told: Document) -> None:
         f"Processes: {row['processes']}, on {where}; GPU memory: "
         f"{amount('bytes', row['gpu_memory_bytes'])}; CPU: {amount('cores', row['cpu_cores'])}."
     )
-    limit = told["limits"]["memory_limit_bytes"]
-    if limit is not None:
-        say(f"Its declared memory limit is {amount('bytes', limit)} on one card.")
     _say_latency(row)
     _say_source(told["latency_source"])
 
@@ -195,6 +194,25 @@ def _say_overrides(overrides: list[Document]) -> None:
         say(f"  {item['name'] or 'an override'}: {on}, for {left} more{whose}")
         why = f": {item['effect_why']}" if item["effect_why"] else ""
         say(f"    {item['effect'] or 'nothing has come of it yet'}{why}")
+
+
+def _say_limits(rows: list[Document]) -> None:
+    if not rows:
+        return
+    _title("Limits: declared / used / enforced")
+    for row in rows:
+        unit = row["unit"]
+        values = " / ".join(_limit(unit, row[k]) for k in ("declared", "used", "enforced"))
+        say(f"  {row['limit']}{' on ' + row['gpu'] if row['gpu'] else ''}: {values}")
+        say(f"    by {row['by']}")
+        if row["why"]:
+            say(f"    {row['why']}")
+
+
+def _limit(unit: str, value: Number) -> str:
+    return (
+        _latency(value) if unit == "seconds" and isinstance(value, float) else amount(unit, value)
+    )
 
 
 def _say_causes(causes: list[Document]) -> None:

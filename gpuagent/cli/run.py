@@ -32,22 +32,36 @@ _ADMISSION = ("gpu_memory", "share", "gpus", "count", "name", "cpu_weight", "hos
 
 @click.command(epilog=_CODES, context_settings={"allow_interspersed_args": False})
 @click.option("--sla", type=click.Choice(["L1", "L2", "L3"]), help="Level of the new tenant.")
-@click.option("--gpu-memory", metavar="SIZE", help="Reserved on each card, and its limit: 8GiB.")
-@click.option("--share", metavar="RATIO", help="Part of each card, under CUDA MPS: 40%.")
+@click.option(
+    "--gpu-memory",
+    metavar="SIZE",
+    help="Device memory reserved on each card, which is its limit too: 8GiB.",
+)
+@click.option(
+    "--share", metavar="RATIO", help="The most that it may use of each card, under CUDA MPS: 40%."
+)
 @click.option(
     "--gpu",
     "gpus",
     multiple=True,
     metavar="UUID|INDEX",
-    help="A card of its own choice; repeat it.",
+    help="On this card; give it again for one more.",
 )
-@click.option("--gpus", "count", type=int, metavar="N", help="Any so many cards (1).")
+@click.option(
+    "--gpus", "count", type=int, metavar="N", help="On so many cards, whichever it fits on (1)."
+)
 @click.option("--name", metavar="NAME", help="What the new tenant is called.")
 @click.option("--cpu-weight", type=int, metavar="N", help="CPUWeight of its scope: 1 to 10000.")
 @click.option("--host-memory", metavar="SIZE", help="MemoryMax of its scope: 16GiB.")
 @click.option("--no-bind", is_flag=True, help="Do not keep it on the NUMA node of its cards.")
-@click.option("--tenant", metavar="NAME", help="Be a process of this declared tenant instead.")
-@click.option("--strict", is_flag=True, help="Do not start it without all that it should have.")
+@click.option(
+    "--tenant", metavar="NAME", help="Start in the environment of this declared tenant instead."
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Do not start it without a scope of its own; with --tenant, without its environment.",
+)
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 @common
 def run(
@@ -61,13 +75,17 @@ def run(
 ) -> None:
     """Start COMMAND as a tenant, right from its first CUDA call.
 
+    Example: `gpuagent run --sla L3 --gpu-memory 8GiB -- python train.py`.
+
     With --sla it becomes a tenant of its own, if it fits: its device memory is reserved for as long as
-    it lives, it sees its cards only, runs on their NUMA node, and has a scope of its own. Where the
-    agent does not answer or does not admit it, it is not started; `gpuagent explain` says why.
+    it lives, it sees its cards only, runs on their NUMA node, and, under systemd, has a scope of its
+    own. Where the agent does not answer or does not admit it, it is not started; `gpuagent explain`
+    says why. Who may start which level is configured, with [[run.allow]].
 
     With --tenant it gets the environment of a tenant that is declared. Where the agent does not run,
-    or does not say, COMMAND is started as it is, with a warning. What the agent sets replaces
-    variables of the same name.
+    or does not say, COMMAND is started as it is, with a warning.
+
+    What the agent sets replaces variables of the same name.
     """
     given = {key: value for key, value in asked.items() if value not in (None, ())}
     if sla is not None and tenant is None:

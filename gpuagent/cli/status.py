@@ -9,7 +9,7 @@ from gpuagent.cli.client import Client, Document
 from gpuagent.cli.exits import CODES, Exit, Failure
 from gpuagent.cli.latency import against, at, known, latency
 from gpuagent.cli.options import Options, common
-from gpuagent.cli.show import UNKNOWN, amount, emit, listed, say, seconds, table
+from gpuagent.cli.show import UNKNOWN, amount, emit, listed, say, seconds, table, width
 
 Answer = TypeVar("Answer")
 
@@ -160,24 +160,9 @@ def tenants() -> None:
     elif not rows:
         say("There are no tenants.")
     else:
-        table(
-            ("Tenant", "Level", "Share", "Cards", "GPU memory", "Cores", "Procs", "Held back for"),
-            (_tenant_row(row) for row in rows),
-        )
-
-
-def _tenant_row(row: Document) -> tuple[str, ...]:
-    held = row["held_back"]
-    return (
-        row["name"],
-        row["level"],
-        _share(row),
-        listed(row["gpus"]),
-        amount("bytes", row["gpu_memory_bytes"]),
-        amount("", row["cpu_cores"]),
-        str(row["processes"]),
-        "" if held is None else _reason(held),
-    )
+        wide = width() >= _WIDE
+        columns = [c for c in _TENANT_COLUMNS if wide or c[0] not in _WIDE_ONLY]
+        table([name for name, _ in columns], ([cell(row) for _, cell in columns] for row in rows))
 
 
 def _share(row: Document) -> str:
@@ -193,3 +178,20 @@ def _reason(held: Document) -> str:
     if held["in_force"] or held["effect"] == "would":
         return reason
     return f"{reason}: {held['effect'] or 'not known yet'}"
+
+
+_TENANT_COLUMNS: tuple[tuple[str, Callable[[Document], str]], ...] = (
+    ("Tenant", lambda row: str(row["name"])),
+    ("Level", lambda row: str(row["level"])),
+    ("Class", lambda row: row["kind"] or UNKNOWN),
+    ("Share", _share),
+    ("Latency", latency),
+    ("Cards", lambda row: listed(row["gpus"])),
+    ("GPU memory", lambda row: amount("bytes", row["gpu_memory_bytes"])),
+    ("Cores", lambda row: amount("", row["cpu_cores"])),
+    ("Procs", lambda row: str(row["processes"])),
+    ("Held back for", lambda row: _reason(row["held_back"]) if row["held_back"] else ""),
+)
+_WIDE_ONLY = frozenset({"Cores", "Procs"})
+_WIDE = 100
+"""Columns of a terminal on which all of that has room."""

@@ -22,6 +22,8 @@ from gpuagent.config import Backpressure
 
 _DOUBT_SECONDS = 10.0
 """How long ample room must have lasted at first: as long as readings look back."""
+_REVERSALS_SECONDS = 120.0
+"""Two reversals, a raise and the cut that it brings, are at least so far apart where it saws."""
 _LONGEST_SECONDS = 5.0
 """One sample speaks for no longer than this: before it, who knows."""
 
@@ -119,11 +121,25 @@ def ease(grip: Grip, now: float, law: Backpressure, *, dwell: float, value: Valu
     waited = now - grip.moved_at
     if grip.share < ceiling:
         to = min(ceiling, grip.share + law.recover)
-        return grip if waited < dwell else _raised(grip, now, to)
+        return (
+            grip
+            if waited < _rest(grip, law, dwell, known=value is not None)
+            else _raised(grip, now, to)
+        )
     if grip.share >= 1.0 or waited < grip.pause:
         return grip
     to = min(1.0, grip.share + law.margin)
     return msgspec.structs.replace(_raised(grip, now, to), trouble=to + law.margin)
+
+
+def _rest(grip: Grip, law: Backpressure, dwell: float, *, known: bool) -> float:
+    """How long to wait before the next step of the way back.
+
+    The first step after a cut is a reversal. Where trying more has brought the trouble, it waits so
+    long that there is one reversal a minute at most.
+    """
+    saws = known and not grip.raised and grip.pause > law.probe_min
+    return max(dwell, min(grip.pause, _REVERSALS_SECONDS)) if saws else dwell
 
 
 def _calmed(grip: Grip, now: float, law: Backpressure) -> Grip:

@@ -121,8 +121,8 @@ def _tenant(told: Told, ask: Ask) -> View:
     snapshot = current(told)
     who = _named(snapshot, ask)
     if ask.peer.sees_all:
-        return picture.tenant(snapshot, who)
-    return discreet.full(picture.tenant(snapshot, discreet.tenant(who)))
+        return explain.tenant(snapshot, who)
+    return discreet.full(explain.tenant(snapshot, discreet.tenant(who)))
 
 
 def _explanation(told: Told, ask: Ask) -> View:

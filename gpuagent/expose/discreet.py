@@ -11,6 +11,7 @@ from gpuagent.expose.views import (
     ExplanationView,
     HoldView,
     KnobView,
+    LimitView,
     OverrideView,
     TenantRow,
     TenantView,
@@ -68,7 +69,7 @@ def row(of: TenantRow) -> TenantRow:
 
 
 def full(of: TenantView) -> TenantView:
-    return msgspec.structs.replace(of, row=row(of.row))
+    return msgspec.structs.replace(of, row=row(of.row), limit_rows=_limits(of.limit_rows))
 
 
 def explanation(of: ExplanationView) -> ExplanationView:
@@ -79,7 +80,12 @@ def explanation(of: ExplanationView) -> ExplanationView:
         causes=tuple(_cause(c) for c in of.causes),
         cards_held=tuple(_hold(h) for h in of.cards_held),
         knobs=tuple(_knob(k) for k in of.knobs),
+        limit_rows=_limits(of.limit_rows),
     )
+
+
+def _limits(of: tuple[LimitView, ...]) -> tuple[LimitView, ...]:
+    return tuple(msgspec.structs.replace(row, why="") for row in of)
 
 
 def _hold(of: HoldView) -> HoldView:

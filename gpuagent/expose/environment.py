@@ -6,7 +6,7 @@ The variables of MPS are read by a client as it starts, and can only tighten wha
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -183,9 +183,12 @@ def daemon_of(inventory: Inventory, tenant: Tenant) -> MpsDaemon | None:
     mine = {p.pid for p in tenant.processes}
     up = [d for d in inventory.mps or () if d.up]
     connected = next((d for d in up if any(c.pid in mine for c in d.clients)), None)
-    if connected is not None:
-        return connected
-    cards = tenant.gpus
+    return connected or daemon_on(inventory, tenant.gpus)
+
+
+def daemon_on(inventory: Inventory, cards: Collection[str]) -> MpsDaemon | None:
+    """The MPS daemon that is up and has all of these cards, by UUID; None where none is known."""
+    up = [d for d in inventory.mps or () if d.up]
     return next((d for d in up if cards and all(d.serves(uuid) for uuid in cards)), None)
 
 

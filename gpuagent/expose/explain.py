@@ -1,8 +1,8 @@
-"""From a snapshot to what is told about knobs: the plan, and why a tenant is treated as it is."""
+"""From a snapshot to what is told about knobs: the plan, a tenant, and why that is treated as it is."""
 
 from collections.abc import Iterable, Mapping
 
-from gpuagent.expose import overrides, runs
+from gpuagent.expose import limits, overrides, runs
 from gpuagent.expose.picture import (
     hold,
     number,
@@ -13,7 +13,15 @@ from gpuagent.expose.picture import (
     since,
     tight,
 )
-from gpuagent.expose.views import CauseView, ExplanationView, KnobView, PlanView, SourceView
+from gpuagent.expose.views import (
+    CauseView,
+    ExplanationView,
+    KnobView,
+    PlanView,
+    ProcessView,
+    SourceView,
+    TenantView,
+)
 from gpuagent.model.declare import Knob, On
 from gpuagent.model.hours import within
 from gpuagent.model.inventory import Level, Subject, Tenant, on_cgroup, on_gpu
@@ -48,7 +56,27 @@ def explanation(snapshot: Snapshot, who: Tenant) -> ExplanationView:
         cards_held=tuple(hold(snapshot, h) for h in tight(snapshot) if h.subject.gpu in who.gpus),
         knobs=tuple(_knob(snapshot, key, settings.get(key), who) for key in keys),
         limits=who.limits,
+        limit_rows=limits.rows(snapshot, who),
         seats=who.seats,
+        readings=readings(snapshot, lambda s: s.tenant == who.name),
+    )
+
+
+def tenant(snapshot: Snapshot, who: Tenant) -> TenantView:
+    state = snapshot.state
+    return TenantView(
+        row=row(snapshot, who),
+        gpu_uuids=who.gpus,
+        users=who.users,
+        known_seconds=since(who.since, state.now.mono),
+        limits=who.limits,
+        limit_rows=limits.rows(snapshot, who),
+        places=who.places,
+        seats=who.seats,
+        processes=tuple(
+            ProcessView(pid=p.pid, user=p.user, name=p.name, exe=p.exe, cgroup=p.cgroup)
+            for p in who.processes
+        ),
         readings=readings(snapshot, lambda s: s.tenant == who.name),
     )
 

@@ -14,6 +14,7 @@ import asyncio
 import gzip
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 
@@ -31,7 +32,7 @@ from gpuagent.model.inventory import on_tenant
 from gpuagent.model.plan import Posture, Snapshot
 from gpuagent.model.state import ACTION_RESULTS
 from gpuagent.model.text import quantile_text, wire
-from gpuagent.model.vocab import KNOBS, SIGNALS
+from gpuagent.model.vocab import KNOBS, SIGNALS, SUSPENDED
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 _FAST_GZIP = 1
@@ -233,9 +234,15 @@ class SnapshotCollector(Collector):
             "tenant_latency_objective_seconds",
             "Latency objective declared for a tenant, at a quantile; an L1's is protected.",
         )
-        holds = tight(self._snapshot)
+        suspended = Family(
+            "tenant_suspended_processes",
+            "Processes of the tenant that the agent has suspended with cuda-checkpoint.",
+        )
+        holds, asleep = tight(self._snapshot), _suspended(self._snapshot)
         for tenant in self._snapshot.state.inventory.tenants or ():
             labels = self._names.of_tenant(tenant.name)
+            if SUSPENDED.family in tenant.levers or tenant.name in asleep:
+                suspended.add(labels, asleep[tenant.name])
             own = on_tenant(tenant.name)
             share.add(labels, share_left(h for h in holds if h.subject == own))
             info.add({**labels, "rule": wire(tenant.rule), "kind": tenant.kind}, 1)
@@ -249,7 +256,7 @@ class SnapshotCollector(Collector):
             labels = self._names.of_held(decided.subject)
             effect = {"cause": decided.cause, "effect": decided.effect or "unknown"}
             hold.add({**labels, **effect}, decided.share)
-        return share, hold, info, objective, cause
+        return share, hold, info, objective, cause, suspended
 
     def _agent(self) -> Iterable[Family]:
         posture, stats = self._snapshot.posture, self._snapshot.stats
@@ -337,6 +344,15 @@ class SnapshotCollector(Collector):
             if health.last_success is not None:
                 success.add(labels, now.wall - now.mono + health.last_success)
         return up, success, duration, failures
+
+
+def _suspended(snapshot: Snapshot) -> Counter[str]:
+    """How many processes of each tenant are suspended by us now."""
+    return Counter(
+        subject.tenant
+        for (knob, subject), outcome in snapshot.outcomes.items()
+        if knob is SUSPENDED and outcome.original is not None and outcome.real == 1
+    )
 
 
 def _posture(posture: Posture) -> Iterator[Family]:

@@ -16,11 +16,9 @@ from gpuagent.expose.views import (
     LoopView,
     NodeView,
     Number,
-    ProcessView,
     ReadingView,
     SensorView,
     TenantRow,
-    TenantView,
 )
 from gpuagent.model import vocab
 from gpuagent.model.audit import Action
@@ -38,12 +36,12 @@ from gpuagent.model.plan import Hold, Posture, Snapshot
 from gpuagent.model.state import Event, Health, Reading
 from gpuagent.model.text import quantile_text, wire
 
-OPTIONAL_SENSORS = frozenset({"process_events", "kernel_log"})
+OPTIONAL_SENSORS = frozenset({"process_events", "kernel_log", "freezes"})
+"""Many hosts lack them, and others take their place: the process table, and NVML's own XIDs; without
+its guard the agent freezes nobody. Whatever else is down keeps the agent from what it is for."""
 _DECIMALS = 6
 _TO_ACT = frozenset({"cgroups"})
 """Those without which the agent can still observe, as `gpuagent check` has it."""
-"""Many hosts lack them, and others take their place: the process table, and NVML's own XIDs.
-Whatever else is down keeps the agent from what it is for."""
 
 
 def number(value: float | None) -> Number:
@@ -366,22 +364,4 @@ def hold(snapshot: Snapshot, of: Hold) -> HoldView:
         effect=of.effect,
         effect_why=next((o.why for o in found if o.result == of.effect and o.why), ""),
         in_force=of.in_force,
-    )
-
-
-def tenant(snapshot: Snapshot, who: Tenant) -> TenantView:
-    state = snapshot.state
-    return TenantView(
-        row=row(snapshot, who),
-        gpu_uuids=who.gpus,
-        users=who.users,
-        known_seconds=since(who.since, state.now.mono),
-        limits=who.limits,
-        places=who.places,
-        seats=who.seats,
-        processes=tuple(
-            ProcessView(pid=p.pid, user=p.user, name=p.name, exe=p.exe, cgroup=p.cgroup)
-            for p in who.processes
-        ),
-        readings=readings(snapshot, lambda s: s.tenant == who.name),
     )

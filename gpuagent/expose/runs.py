@@ -5,8 +5,7 @@ that is sent can name another. The process stays where it is asked from until it
 in a tenant, or in a container, would leave what holds it, and is refused.
 """
 
-import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -27,7 +26,7 @@ from gpuagent.expose.views import (
     VariableView,
     View,
 )
-from gpuagent.model.inventory import Level
+from gpuagent.model.inventory import Inventory, Level
 from gpuagent.model.plan import Snapshot, StartRun
 from gpuagent.model.run import (
     BYTES_MOST,
@@ -127,12 +126,12 @@ def variables(snapshot: Snapshot, run: Reservation, told: Told) -> tuple[Variabl
     socket = next((one.address for one in told.access().listeners if one.name == "unix"), "")
     promise = environment.Promise(run.name, run.level, run.memory_bytes, present=True)
     common = environment.variables(promise, None if cards is None else len(cards), socket)
-    own = tuple(_of_run(run, told.settings()))
+    own = tuple(_of_run(run, snapshot.state.inventory))
     named = {v.name for v in own}
     return (*(v for v in common if v.name not in named), *own)
 
 
-def _of_run(run: Reservation, settings: Mapping[str, object]) -> Iterator[VariableView]:
+def _of_run(run: Reservation, inventory: Inventory) -> Iterator[VariableView]:
     yield VariableView(
         "CUDA_VISIBLE_DEVICES", ",".join(run.gpus), "the cards that it was admitted to", _ASKED
     )
@@ -143,19 +142,11 @@ def _of_run(run: Reservation, settings: Mapping[str, object]) -> Iterator[Variab
             "the share that it was admitted with: a ceiling under CUDA MPS, and nothing without",
             "as the process starts, if it is a client of an MPS server then",
         )
-    if (pipe := _pipe_directory(run, settings)) is not None:
-        yield VariableView("CUDA_MPS_PIPE_DIRECTORY", pipe, "the MPS daemon of its cards", _ASKED)
-
-
-def _pipe_directory(run: Reservation, settings: Mapping[str, object]) -> str | None:
-    """Of the first configured MPS daemon that has all its cards; None where none is known to."""
-    mps = settings.get("mps")
-    groups = mps.get("groups") if isinstance(mps, Mapping) else None
-    for group in groups if isinstance(groups, list) else ():
-        patterns = group.get("gpus") or ()
-        if patterns and all(any(fnmatch.fnmatchcase(g, p) for p in patterns) for g in run.gpus):
-            return str(group["pipe_directory"])
-    return None
+    daemon = environment.daemon_on(inventory, run.gpus)
+    if daemon is not None:
+        yield VariableView(
+            "CUDA_MPS_PIPE_DIRECTORY", daemon.pipe_directory, "the MPS daemon of its cards", _ASKED
+        )
 
 
 # -- starting ------------------------------------------------------------------------------------------

@@ -180,6 +180,25 @@ class ProcessView(View, frozen=True):
     cgroup: str
 
 
+class LimitView(View, frozen=True):
+    """One limit or promise that was declared for a tenant, and what became of it."""
+
+    limit: str
+    """As its key in the configuration: memory_limit, latency_slo."""
+    unit: str
+    gpu: str | None
+    """UUID, where it holds for each of its cards; null also while it is on none."""
+    declared: Number
+    used: Number
+    """What counts against it now; null where that is not known."""
+    enforced: Number
+    """What is in force now, as read back; null where nothing is."""
+    by: str
+    """By what it is enforced, and when."""
+    why: str
+    """What stands against that now; empty for nothing, and for who sees its own tenants only."""
+
+
 class TenantView(View, frozen=True):
     """A tenant in full."""
 
@@ -188,6 +207,8 @@ class TenantView(View, frozen=True):
     users: tuple[str, ...]
     known_seconds: float
     limits: Limits
+    limit_rows: tuple[LimitView, ...]
+    """Those that are declared: of each what is used, and what is enforced."""
     places: tuple[Place, ...]
     seats: tuple[Seat, ...]
     processes: tuple[ProcessView, ...]
@@ -292,6 +313,8 @@ class ExplanationView(View, frozen=True):
     knobs: tuple[KnobView, ...]
     """Every knob that could reach it, turned or not."""
     limits: Limits
+    limit_rows: tuple[LimitView, ...]
+    """Those that are declared: of each what is used, and what is enforced."""
     seats: tuple[Seat, ...]
     readings: tuple[ReadingView, ...]
 

@@ -54,9 +54,15 @@ class SystemBus:
         self._why = ""
 
     async def ask(
-        self, path: str, interface: str, member: str, signature: str = "", *body: Any
+        self,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str = "",
+        *body: Any,
+        seconds: float | None = None,
     ) -> list[Any]:
-        """Call a method of systemd's and return what it answers.
+        """Call a method of systemd's and return what it answers, within so many seconds.
 
         Raises Gone (no such unit), Unsupported, Refused; Unavailable where there is no bus, no
         systemd on it, or no answer in time.
@@ -68,11 +74,12 @@ class SystemBus:
             # Some 40 ms, which are not the loop's to lose, and far more on a slow host.
             await asyncio.to_thread(_load)
             self._loaded = True
+        seconds = self._call_seconds if seconds is None else seconds
         try:
-            async with asyncio.timeout(self._call_seconds):
+            async with asyncio.timeout(seconds):
                 answer = await self._called(path, interface, member, signature, list(body))
         except TimeoutError as error:
-            raise self._lost(f"no answer over D-Bus within {self._call_seconds:g} s") from error
+            raise self._lost(f"no answer over D-Bus within {seconds:g} s") from error
         except (OSError, EOFError) as error:
             raise self._lost(f"no connection to D-Bus ({error or 'it has ended'})") from error
         self._pause = 0.0

@@ -3,11 +3,21 @@
 Source: sd_notify(3), systemd.service(5) (Type=notify-reload), sd_watchdog_enabled(3).
 """
 
+import asyncio
+import math
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Coroutine, MutableMapping
+from typing import Any, TypeVar
 
 from gpuagent.log import printable
+
+Done = TypeVar("Done")
+
+STOP_MOST_SECONDS = 900.0
+"""How long a stop, or a rescue after it, may take while it shows signs of life."""
+_MORE_SECONDS = 30.0
+_AGAIN_SECONDS = 5.0
 
 
 class Notify:
@@ -56,6 +66,25 @@ class Notify:
     def stopping(self) -> bool:
         """The stop has begun."""
         return self._send("STOPPING=1")
+
+    def more_time(self, seconds: float) -> bool:
+        """The stop goes on, and a sign of life comes again within so many seconds."""
+        return self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "WATCHDOG=1")
+
+    async def meanwhile(self, work: Coroutine[Any, Any, Done], *, most_seconds: float) -> Done:
+        """Ask for more time, up to so much, until `work` has ended; what it returns or raises.
+
+        In a task that is being cancelled, too: see `clock.patiently`.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            for _ in range(math.ceil(most_seconds / _AGAIN_SECONDS)):
+                self.more_time(_MORE_SECONDS)
+                if (await asyncio.wait({task}, timeout=_AGAIN_SECONDS))[0]:
+                    break
+            return await task
+        finally:
+            task.cancel()
 
     def _send(self, *fields: str) -> bool:
         if not self._address:

@@ -5,7 +5,6 @@ Each probe asks one thing, changes nothing, and raises nothing.
 
 import errno
 import os
-import shutil
 import socket
 from typing import Literal
 
@@ -22,7 +21,6 @@ _CN_IDX_PROC = 1  # include/uapi/linux/connector.h: group of process events
 _SERVICES = "system.slice"
 """Where systemd keeps the services of the host, tenants among them."""
 _WISHED_CONTROLLERS = ("cpu", "memory", "io")
-_MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - where MPS puts them unless told otherwise
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -72,7 +70,7 @@ def cgroups(root: str) -> Offer:
     passed_on = _text(f"{root}/{_SERVICES}/cgroup.subtree_control")
     if passed_on is not None and "cpu" not in passed_on.split():
         # systemd enables a controller below a slice once a unit there asks for it.
-        what = f"{root}/{_SERVICES} does not pass the cpu controller on: its units have no cpu.max"
+        what = f"{root}/{_SERVICES} does not pass the cpu controller on: no cpu.weight there yet"
         return Offer(name, "partial", what, "systemctl set-property UNIT CPUWeight=100 (any unit)")
     what = f"{root}, controllers {', '.join(text.split())}"
     return Offer(name, "ok", what + (f"; none for {_and(lacking)}" if lacking else ""))
@@ -84,22 +82,6 @@ def pressure(root: str = "/") -> Offer:
         remedy = "boot with psi=1 (RHEL has it off by default)"
         return Offer("pressure (PSI)", "missing", "the kernel does not measure pressure", remedy)
     return Offer("pressure (PSI)", "ok", "measured by the kernel")
-
-
-def mps(pipes: str | None = None) -> Offer:
-    """The CUDA MPS control daemon. `pipes` is its folder, else CUDA_MPS_PIPE_DIRECTORY or its default."""
-    folder = pipes or os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS_PIPES
-    program = shutil.which("nvidia-cuda-mps-control")
-    if program is None:
-        return Offer(
-            "MPS",
-            "missing",
-            "nvidia-cuda-mps-control is not installed",
-            "Debian: apt install nvidia-cuda-mps (non-free); RHEL: it comes with the driver package",
-        )
-    if not os.path.exists(os.path.join(folder, "control")):
-        return Offer("MPS", "partial", f"no daemon answers in {folder}", f"start it: {program} -d")
-    return Offer("MPS", "ok", f"{program}, daemon in {folder}")
 
 
 def systemd(root: str = "/") -> Offer:

@@ -15,7 +15,6 @@ from gpuagent.host.bus import SystemBus
 from gpuagent.host.procfs import parse_cgroup, parse_stat
 from gpuagent.ports import ScopeWish
 
-ADDRESS = "unix:path=/run/dbus/system_bus_socket"
 CALL_SECONDS = 10.0
 """PID 1 may be busy with something else."""
 _MOVED_SECONDS = 5.0
@@ -61,6 +60,7 @@ class SystemdScopes:
             "fail",
             wanted,
             [],
+            seconds=CALL_SECONDS,
         )
         return await self._moved(wish)
 

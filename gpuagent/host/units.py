@@ -75,7 +75,8 @@ class SystemdUnits:
         self._socket = f"{run}/dbus/system_bus_socket"
         self._booted = f"{run}/systemd/system"
         self._control = f"{run}/systemd/system.control"
-        self._bus = SystemBus(f"unix:path={self._socket}", clock=clock, call_seconds=call_seconds)
+        self.bus = SystemBus(f"unix:path={self._socket}", clock=clock, call_seconds=call_seconds)
+        """The one connection, for whoever else asks systemd for something."""
         self._own = f"/{own_slice}/"
         self._root = cgroup_root.rstrip("/")
         self._hierarchy = hierarchy
@@ -111,7 +112,7 @@ class SystemdUnits:
 
     def close(self) -> None:
         """Let go of the bus."""
-        self._bus.close()
+        self.bus.close()
 
     # -- what a unit has in systemd's memory ----------------------------------------------------------
 
@@ -133,12 +134,12 @@ class SystemdUnits:
 
     async def _path(self, unit: str) -> str:
         """Raises Gone for a unit that is not loaded, and so has nothing in memory."""
-        found = await self._bus.ask(_MANAGER, _MANAGER_INTERFACE, "GetUnit", "s", unit)
+        found = await self.bus.ask(_MANAGER, _MANAGER_INTERFACE, "GetUnit", "s", unit)
         return str(found[0])
 
     async def _get(self, path: str, unit: str, name: str) -> str | int:
         interface = f"org.freedesktop.systemd1.{_INTERFACES[unit.rpartition('.')[2]]}"
-        answer = await self._bus.ask(path, _PROPERTIES_INTERFACE, "Get", "ss", interface, name)
+        answer = await self.bus.ask(path, _PROPERTIES_INTERFACE, "Get", "ss", interface, name)
         value = answer[0].value
         if not isinstance(value, str | int):
             raise Unavailable(f"systemd says {value!r} for {name} of {unit}")
@@ -148,11 +149,11 @@ class SystemdUnits:
         from dbus_fast import Variant
 
         pairs = [[name, Variant("t", value)] for name, value in properties.items()]
-        await self._bus.ask(
+        await self.bus.ask(
             _MANAGER, _MANAGER_INTERFACE, "SetUnitProperties", "sba(sv)", unit, True, pairs
         )
         # systemd writes the control files before it looks at the next message: so this comes after.
-        await self._bus.ask(_MANAGER, "org.freedesktop.DBus.Peer", "Ping")
+        await self.bus.ask(_MANAGER, "org.freedesktop.DBus.Peer", "Ping")
 
     # -- what it has on disk --------------------------------------------------------------------------
 

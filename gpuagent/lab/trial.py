@@ -167,8 +167,8 @@ class Trial:
 
         A card that has fallen off the bus has nothing left to put back: see `lost`.
         """
-        busy = await self.core.reconciler.close()
-        report = await self.core.put_back(Occasion.STOP, busy=busy)
+        await self.core.reconciler.close()
+        report = await self.core.put_back(Occasion.STOP)
         gone = {card.uuid for card in self.lost()}
         left = [
             f"{i.entry.subject}: {i.why}"

@@ -119,6 +119,7 @@ class Knob:
         "family",
         "fates",
         "fates_by_rule",
+        "final",
         "help",
         "launch",
         "leftover",
@@ -146,6 +147,7 @@ class Knob:
         fates_by_rule: Mapping[str, Fates] = MappingProxyType({}),
         budgeted: bool = False,
         launch: bool = False,
+        final: bool = False,
         leftover: str = "",
         verify_seconds: float = 0.5,
         put_back_seconds: float = 0.0,
@@ -169,6 +171,8 @@ class Knob:
         """Whether a budget bounds the sum over all subjects: raises then wait for verified cuts."""
         self.launch = launch
         """Whether it acts only on what is started from now on: set, it is *pending*."""
+        self.final = final
+        """Whether nothing undoes it: what is still going on when the agent stops is broken off."""
         self.leftover = leftover
         """What a held value reads as once whoever of ours maintained it has died; ours all the same."""
         self.verify_seconds = verify_seconds

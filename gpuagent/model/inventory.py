@@ -210,7 +210,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Power limit of the cards it has to itself."""
     host_memory_high_bytes: int | None = None
     host_memory_max_bytes: int | None = None
-    """Of its control groups: `memory.high` and `memory.max`."""
+    """`memory.high` and `memory.max` of its control group, where it has one and that to itself."""
     off_hours_share_ratio: float | None = None
     """The most it may have while `off_hours` is true; None for its floor."""
     min_share_ratio: float = 0.2

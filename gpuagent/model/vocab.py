@@ -212,6 +212,20 @@ TENANT_LATENCY_SOURCE_UP = Signal(
     _TENANT,
     "1 if the tenant's latency could be read from its own metrics at the last attempt, else 0.",
 )
+TENANT_FREEZES = Signal(
+    "tenant_freezes_total",
+    _TENANT,
+    "How often the agent has frozen a control group of the tenant.",
+    kind="counter",
+    expires=60,
+)
+TENANT_FROZEN_SECONDS = Signal(
+    "tenant_frozen_seconds_total",
+    _TENANT,
+    "Time for which it was frozen then, summed over its control groups.",
+    kind="counter",
+    expires=60,
+)
 
 # -- CUDA MPS ---------------------------------------------------------------------------------------
 MPS_UP = Signal("mps_up", (On.MPS,), "1 while the MPS control daemon answers, else 0.", expires=75)
@@ -381,6 +395,8 @@ TERMINATED = Knob(
     family="terminate",
     takes_effect="after its grace",
     fates=TENANT_FATES,
+    final=True,
+    put_back_seconds=600,
 )
 NOTICED = Knob(
     "tenant_noticed",
@@ -392,6 +408,7 @@ NOTICED = Knob(
     family="notice",
     takes_effect="as the tenant pleases",
     fates=TENANT_FATES,
+    final=True,
 )
 POWER_LIMIT = Knob(
     "gpu_power_limit",

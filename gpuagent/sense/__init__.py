@@ -7,6 +7,7 @@ from gpuagent.clock import Clock
 from gpuagent.config import Config
 from gpuagent.ports import (
     Cgroups,
+    Freezer,
     Gpus,
     KernelLog,
     Latencies,
@@ -19,6 +20,7 @@ from gpuagent.ports import (
     Units,
 )
 from gpuagent.sense.cgroups import CgroupUse
+from gpuagent.sense.freezes import Freezes
 from gpuagent.sense.gpus import GpuReadings
 from gpuagent.sense.latency import ServiceLatency, SourceStates
 from gpuagent.sense.mail import LatencyMail
@@ -44,6 +46,7 @@ class Means:
     node: Node
     kernel_log: KernelLog
     mps: Mps
+    freezer: Freezer
     clock: Clock
     agent_pid: int
     latencies: Latencies = field(default_factory=LatencyMail)
@@ -69,6 +72,7 @@ SENSORS: tuple[Callable[[Means], Sensor], ...] = (
     lambda m: CgroupUse(m.cgroups, m.clock, m.units),
     lambda m: Host(m.node),
     lambda m: MpsWatch(m.mps),
+    lambda m: Freezes(m.freezer),
     lambda m: Hearing(m.events),
     lambda m: ServiceLatency(m.latencies),
     lambda m: SourceStates(m.sources),

@@ -210,8 +210,11 @@ class Source:
         if self._told is not None and now - self._told_at < QUIET_SECONDS:
             return False
         first_success = up and self._told is None
-        self._told, self._told_at = up, now
-        return not first_success
+        self._told = up
+        if first_success:
+            return False
+        self._told_at = now
+        return True
 
 
 def _basis(rule: TenantRule) -> tuple[object, ...]:

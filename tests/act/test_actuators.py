@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gpuagent.act import ACTUATORS, Means, actuators
 from gpuagent.act.cpu import CpuMax, CpuWeight
 from gpuagent.act.power import PowerLimit
+from gpuagent.act.suspensions import Suspensions
 from gpuagent.errors import Gone, Refused, Unsupported
 from gpuagent.model.inventory import Inventory, Level, on_cgroup
 from gpuagent.model.state import Sensed
@@ -66,11 +67,9 @@ def anything(folder: Path, **cards: float) -> tuple[Actuator, ...]:
         grace_seconds=lambda: 30.0,
         seen=Inventory,
         mps=FakeMps(),
-        checkpoint=Checkpoints(),
+        suspensions=Suspensions(Checkpoints(), level=lambda _name: Level.L3, clock=Clock()),
         card_settings=CardValues(*(f"GPU-{k[1:]}" for k in cards)),
         time_slices=Slices(*(f"GPU-{k[1:]}" for k in cards)),
-        clock=Clock(),
-        level=lambda _name: Level.L3,
         clock_unlocked=lambda _uuid: True,
         held=lambda _target: False,
     )

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.restore import Occasion, Report, put_back
-from gpuagent.act.suspend import Rank, Suspend, Turns
+from gpuagent.act.suspend import Suspend
+from gpuagent.act.suspensions import Rank, Suspensions, Turns
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable
 from gpuagent.model.inventory import Inventory, Level, Process, Subject, Tenant, on_process
 from gpuagent.model.vocab import SUSPENDED
@@ -99,13 +100,8 @@ def inventory(*l1: int) -> Inventory:
 
 
 def knob(gpu: Gpu, clock: Clock | None = None, seen: Inventory | None = None) -> Suspend:
-    return Suspend(
-        gpu,
-        ender=gpu,
-        level=lambda name: LEVELS[name],
-        seen=lambda: inventory() if seen is None else seen,
-        clock=clock or Clock(),
-    )
+    suspensions = Suspensions(gpu, level=lambda name: LEVELS[name], clock=clock or Clock())
+    return Suspend(suspensions, ender=gpu, seen=lambda: inventory() if seen is None else seen)
 
 
 async def test_a_process_is_suspended_and_resumed(tmp_path: Path) -> None:
@@ -274,6 +270,27 @@ async def test_a_caller_that_no_longer_waits_stops_nothing(tmp_path: Path) -> No
     assert not asked.done()
     gpu.gate.set()
     assert await asked == Real(1.0, "suspended")
+
+
+async def test_a_stop_waits_for_what_is_under_way_and_resumes_it(tmp_path: Path) -> None:
+    gpu = Gpu(TRAIN)
+    gpu.gate.clear()
+    async with Agent(tmp_path, knob(gpu)) as agent:
+        await agent.tick(wish(SUSPENDED, TRAIN, 1))
+        closing = asyncio.create_task(agent.reconciler.close(0.01))
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        gpu.gate.set()
+        assert await closing == frozenset()
+        report = await put_back(
+            ledger=agent.ledger,
+            actuators=agent.actuators,
+            occasion=Occasion.STOP,
+            clock=agent.clock,
+            busy=agent.reconciler.busy,
+        )
+    assert [i.what for i in report] == ["put back"]
+    assert gpu.did == ["suspend 30", "resume 30"]
 
 
 async def test_suspensions_come_first_and_from_below() -> None:

@@ -10,6 +10,7 @@ import pytest
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.restore import Occasion, put_back
 from gpuagent.act.suspend import Suspend
+from gpuagent.act.suspensions import Suspensions
 from gpuagent.clock import SystemClock
 from gpuagent.config import Suspend as Settings
 from gpuagent.host.cgroups import CgroupTree
@@ -34,11 +35,9 @@ def dial(tool: FakeCheckpoint) -> Suspend:
         clock=SystemClock(),
     )
     return Suspend(
-        checkpoint,
+        Suspensions(checkpoint, level=lambda _name: Level.L3, clock=Clock()),
         ender=ProcessEnder(CgroupTree("/nowhere")),
-        level=lambda _name: Level.L3,
         seen=lambda: Inventory(tenants=()),
-        clock=Clock(),
     )
 
 
@@ -64,9 +63,10 @@ async def test_killed_in_the_midst_of_a_step_a_new_process_makes_it_run_again(
         await until(lambda: step in tool.actions)
         await agent.die()
     # The tool may outlive the agent by a moment, or be killed with it: here it is.
-    for task in knob._under_way:
+    under_way = knob._suspensions._under_way
+    for task in under_way:
         task.cancel()
-    await asyncio.gather(*knob._under_way, return_exceptions=True)
+    await asyncio.gather(*under_way, return_exceptions=True)
     tool.heal(child)
     ledger = Ledger(str(tmp_path), boot="b1", executor=Inline())
     (item,) = await put_back(

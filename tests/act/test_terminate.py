@@ -1,18 +1,23 @@
 """Ending a process: in which order, what of it is told, and whom it never meets."""
 
+import asyncio
 import signal
 from pathlib import Path
 
 import pytest
 
 from gpuagent.act.ledger import Ledger
-from gpuagent.act.restore import Occasion, put_back
+from gpuagent.act.record import Target, target_of
+from gpuagent.act.restore import Occasion, failed, put_back
+from gpuagent.act.suspend import Suspend
+from gpuagent.act.suspensions import Suspensions
 from gpuagent.act.terminate import RUNS, Terminated
-from gpuagent.errors import AgentError, Gone, Refused, Unavailable
+from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
 from gpuagent.model.inventory import Inventory, Level, Tenant, on_process
-from gpuagent.model.vocab import TERMINATED
+from gpuagent.model.vocab import SUSPENDED, TERMINATED
 from gpuagent.ports import Actuator
 from tests.act.host import Agent, Clock, Inline, wish
+from tests.act.test_suspend import Gpu
 from tests.fakes.levers import FakeEnder
 from tests.sense.fakes import FakeProcesses, process
 
@@ -39,15 +44,51 @@ class Clients:
         return found
 
 
+class Ends(FakeEnder):
+    """Processes that take their grace: until `gate` is open."""
+
+    def __init__(self, processes: FakeProcesses, gpu: Gpu) -> None:
+        super().__init__(processes)
+        self._gpu = gpu
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.states: list[str] = []
+        """How its CUDA state was when each signal came."""
+
+    async def send(self, pid: int, started: int, signal: int) -> None:
+        self.states.append(self._gpu.states.get(pid, "none"))
+        await super().send(pid, started, signal)
+        if pid not in self._processes.all:
+            self._gpu.states.pop(pid, None)
+
+    async def ended(self, pid: int, started: int, seconds: float) -> bool:
+        await self.gate.wait()
+        return await super().ended(pid, started, seconds)
+
+
 class Stage:
     def __init__(self) -> None:
         self.processes = FakeProcesses(PROCESS)
-        self.ender = FakeEnder(self.processes)
+        self.gpu = Gpu(SUBJECT)
+        self.ender = Ends(self.processes, self.gpu)
         self.mps = Clients()
         self.seen = Inventory(tenants=(Tenant("train", Level.L3),))
+        self.held: set[Target] = set()
+        suspensions = Suspensions(self.gpu, level=lambda _name: Level.L3, clock=Clock())
+        self.suspend = Suspend(suspensions, ender=self.ender, seen=lambda: self.seen)
         self.knob = Terminated(
-            self.ender, self.mps, grace_seconds=lambda: 30.0, seen=lambda: self.seen
+            self.ender,
+            self.mps,
+            suspensions=suspensions,
+            held=self.held.__contains__,
+            grace_seconds=lambda: 30.0,
+            seen=lambda: self.seen,
         )
+
+    async def resumed(self) -> None:
+        await self.suspend.set(SUBJECT, "suspended")
+        await self.suspend.set(SUBJECT, "runs")
+        self.gpu.did.clear()
 
 
 @pytest.fixture
@@ -119,6 +160,157 @@ async def test_nothing_else_can_be_made_of_a_process(stage: Stage, raw: str) -> 
 )
 def test_what_is_written(stage: Stage, value: float, raw: str) -> None:
     assert stage.knob.encode(SUBJECT, value, RUNS).raw == raw
+
+
+# -- what cuda-checkpoint has touched (cuda-checkpoint#53) -----------------------------------------------
+
+
+async def test_one_that_was_resumed_is_suspended_before_any_signal(stage: Stage) -> None:
+    await stage.resumed()
+    stage.ender.deaf.add(PID)
+    await stage.knob.set(SUBJECT, "ended")
+    assert stage.gpu.did == [f"suspend {PID}"]
+    assert stage.ender.states == ["suspended", "suspended"]
+    assert not stage.processes.all
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("it did not come to rest"), Unsupported("no tool"), Refused("it failed")]
+)
+async def test_one_that_was_resumed_and_cannot_be_suspended_is_not_ended(
+    stage: Stage, error: AgentError
+) -> None:
+    await stage.resumed()
+    stage.gpu.errors[f"suspend {PID}"] = error
+    with pytest.raises(Refused, match=f"can hang the host: {error}"):
+        await stage.knob.set(SUBJECT, "ended")
+    assert not stage.ender.sent
+    assert not stage.mps.asked
+    stage.gpu.errors.clear()
+    await stage.knob.set(SUBJECT, "ended")
+    assert stage.ender.states == ["suspended"]
+
+
+async def test_one_that_the_tool_never_touched_needs_none(stage: Stage) -> None:
+    stage.gpu.states.clear()
+    await stage.knob.set(SUBJECT, "ended")
+    assert stage.ender.sent == [(PID, signal.SIGTERM)]
+    assert not stage.gpu.did
+
+
+async def test_one_that_could_not_be_suspended_and_never_was_can_be_ended(stage: Stage) -> None:
+    stage.gpu.errors[f"suspend {PID}"] = Unsupported("no such tool")
+    with pytest.raises(Unsupported):
+        await stage.suspend.set(SUBJECT, "suspended")
+    await stage.knob.set(SUBJECT, "ended")
+    assert stage.ender.states == ["runs"]
+
+
+async def test_a_suspended_one_is_ended_as_it_is_and_never_resumed_meanwhile(stage: Stage) -> None:
+    await stage.suspend.set(SUBJECT, "suspended")
+    stage.ender.gate.clear()
+    stage.ender.deaf.add(PID)
+    ending = asyncio.create_task(stage.knob.set(SUBJECT, "ended"))
+    await asyncio.sleep(0.01)
+    with pytest.raises(Unavailable, match="is being ended"):
+        await stage.suspend.set(SUBJECT, "runs")
+    stage.ender.gate.set()
+    await ending
+    assert stage.ender.states == ["suspended", "suspended"]
+    with pytest.raises(Gone):
+        await stage.suspend.get(SUBJECT)
+
+
+async def test_a_resumption_that_came_first_is_waited_for_and_undone(stage: Stage) -> None:
+    await stage.suspend.set(SUBJECT, "suspended")
+    stage.gpu.did.clear()
+    stage.gpu.gate.clear()
+    resuming = asyncio.create_task(stage.suspend.set(SUBJECT, "runs"))
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(stage.knob.set(SUBJECT, "ended"))
+    await asyncio.sleep(0.01)
+    assert not stage.ender.sent
+    stage.gpu.gate.set()
+    await asyncio.gather(resuming, ending)
+    assert stage.gpu.did == [f"resume {PID}", f"suspend {PID}"]
+    assert stage.ender.states == ["suspended"]
+
+
+@pytest.mark.parametrize("first", [SUSPENDED, TERMINATED])
+async def test_the_ladder_goes_from_suspended_to_terminated(tmp_path: Path, first: object) -> None:
+    """Both lanes get their orders in one tick, whichever is begun first."""
+    stage = Stage()
+    knobs = (stage.suspend, stage.knob) if first is SUSPENDED else (stage.knob, stage.suspend)
+    async with Agent(tmp_path, *knobs) as agent:
+        await agent.tick(wish(SUSPENDED, SUBJECT, 1))
+        await agent.reconciler.settled()
+        assert stage.gpu.states == {PID: "suspended"}
+        for _ in range(15):
+            await agent.tick(wish(TERMINATED, SUBJECT, 1))
+            await agent.reconciler.settled()
+        assert set(stage.ender.states) == {"suspended"}
+        assert not stage.processes.all
+        assert [t.knob for t in agent.ledger.entries] == [TERMINATED.name]
+
+
+async def test_one_that_was_suspended_for_its_end_and_lives_on_is_resumed(
+    stage: Stage, tmp_path: Path
+) -> None:
+    await stage.resumed()
+    stage.mps.fails = Unavailable("client 4000 is still there")
+    async with Agent(tmp_path, stage.knob) as agent:
+        told = await agent.tick(wish(TERMINATED, SUBJECT, 1))
+        assert told[TERMINATED, SUBJECT].result == "in flight"
+        assert stage.gpu.states == {PID: "suspended"}
+        await agent.tick(seconds=15)
+        await agent.reconciler.settled()
+        assert stage.gpu.states == {PID: "runs"}
+        assert not agent.ledger.entries
+
+
+async def test_after_a_crash_it_is_resumed_unless_it_was_suspended_for_itself(
+    stage: Stage, tmp_path: Path
+) -> None:
+    await stage.resumed()
+    stage.mps.fails = Unavailable("client 4000 is still there")
+    async with Agent(tmp_path, stage.knob) as agent:
+        await agent.tick(wish(TERMINATED, SUBJECT, 1))
+        await agent.die()
+    for held, state in ((True, "suspended"), (False, "runs")):
+        later = Stage()
+        later.gpu.states[PID] = "suspended"
+        if held:
+            later.held.add(target_of(SUSPENDED, SUBJECT))
+        ledger = Ledger(str(tmp_path), boot="b1", executor=Inline())
+        (entry,) = ledger.entries.values()
+        await later.knob.let_go(SUBJECT, entry.identity, [k.raw for k in entry.wrote])
+        assert later.gpu.states == {PID: state}
+        await ledger.close()
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+async def test_a_stop_within_the_grace_breaks_it_off(
+    stage: Stage, tmp_path: Path, suspended: bool
+) -> None:
+    if suspended:
+        await stage.resumed()
+    stage.ender.deaf.add(PID)
+    stage.ender.gate.clear()
+    async with Agent(tmp_path, stage.knob) as agent:
+        await agent.tick(wish(TERMINATED, SUBJECT, 1))
+        assert stage.ender.sent == [(PID, signal.SIGTERM)]
+        assert await agent.reconciler.close(0.05) == frozenset()
+        report = await put_back(
+            ledger=agent.ledger,
+            actuators=agent.actuators,
+            occasion=Occasion.STOP,
+            clock=agent.clock,
+            busy=agent.reconciler.busy,
+        )
+        assert not failed(report)
+        assert not agent.ledger.entries
+    # One that nobody would ever resume is not left behind; the other has its signal.
+    assert bool(stage.processes.all) is not suspended
 
 
 # -- in a lane -------------------------------------------------------------------------------------------

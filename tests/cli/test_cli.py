@@ -137,7 +137,7 @@ def test_a_lever_that_does_nothing_is_not_a_share() -> None:
         status = " ".join(run("--socket", path, "status").stdout.split())
         rows = " ".join(run("--socket", path, "tenants", columns=120).stdout.split())
     assert "held back 0;" in status
-    assert "train L3 100 % 0" in rows
+    assert "train L3 - 100 % - 0" in rows
     assert "memory (cpu_max): refused" in rows
 
 

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,14 +70,44 @@ def relapses(after: float) -> list[float]:
     for _ in range(8):
         grip = cut(grip, now, LAW, dwell=5, shows=15)
         pauses.append(grip.pause)
-        grip = ease(grip, now + 10, LAW, dwell=5, value=QUIET)
-        grip = ease(grip, now + 16, LAW, dwell=5, value=QUIET)
-        now += 16 + after
+        grip, now = until_raised(grip, now + 10)
+        now += after
     return pauses
+
+
+def until_raised(grip: Grip, now: float) -> tuple[Grip, float]:
+    """The trouble having ended now: the grip after the first step back, and when that came."""
+    held = grip.share
+    while grip.share <= held:
+        grip = ease(grip, now, LAW, dwell=5, value=QUIET)
+        now += 1
+    return grip, now
 
 
 def test_pauses_double_up_to_ten_minutes_where_more_share_brought_trouble_back() -> None:
     assert relapses(2) == [30, 60, 120, 240, 480, 600, 600, 600]
+
+
+def test_where_it_saws_the_way_back_begins_later_so_that_it_reverses_once_a_minute_at_most() -> (
+    None
+):
+    grip, now, waits, began = Grip(floor=0.2), 0.0, [], []
+    for _ in range(6):
+        grip = cut(grip, now, LAW, dwell=5, shows=15)
+        grip, raised_at = until_raised(grip, now + 1)
+        waits.append(raised_at - now)
+        began.append(raised_at)
+        now = raised_at + 2
+    assert waits[0] < 10, "nothing is known against it yet"
+    assert waits[1] == pytest.approx(60, abs=3)
+    assert all(w == pytest.approx(120, abs=3) for w in waits[2:])
+    assert 2 * len(began) <= (began[-1] - began[0]) / 60 + 4
+
+
+def test_what_can_no_longer_be_read_is_let_go_without_waiting() -> None:
+    grip = Grip(floor=0.2, share=0.3, trouble=0.9, pause=600.0, moved_at=0.0)
+    assert ease(grip, 5, LAW, dwell=5, value=None).share == 0.5
+    assert ease(grip, 5, LAW, dwell=5, value=QUIET).share == 0.3
 
 
 def test_trouble_that_comes_by_itself_says_nothing_against_trying_more() -> None:

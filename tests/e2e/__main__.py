@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.e2e import checks, payload
+from tests.e2e import payload
 from tests.e2e.pace import MOST_SECONDS
 from tests.e2e.runner import found
 from tests.e2e.vm import Impossible, Vm
@@ -68,7 +68,7 @@ def tell(said: dict[str, Any]) -> None:
 def run(vm: Vm, words: Sequence[str], limit: float) -> bool:
     """Whether nothing failed. What is not reached in time is a skip; what ends too early, a failure."""
     deadline = time.monotonic() + limit
-    left = list(found(vars(checks), words))
+    left = list(found(words))
     failed = False
     for said in answers(vm, words, deadline):
         if "unit" in said:
@@ -103,7 +103,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     given = arguments()
     if given.list:
-        for name, check in found(vars(checks), given.words).items():
+        for name, check in found(given.words).items():
             print(f"{name:{_WIDTH}} {(check.__doc__ or '').strip()}")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -7,9 +7,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Protocol
 
+from tests.e2e import checks
 from tests.e2e.checks import Skip
 
 LIMIT_UNITS = 60.0
@@ -28,13 +29,22 @@ class Ground(Protocol):
 Check = Callable[[Any], None]
 
 
-def found(module: Mapping[str, object], words: Sequence[str]) -> dict[str, Check]:
-    """The checks of a module in their order, by name; with words only those that have one in it."""
-    named = {n.removeprefix(_PREFIX): f for n, f in module.items() if n.startswith(_PREFIX)}
+MODULES: tuple[ModuleType, ...] = (checks,)
+"""Where the checks are, in the order in which they are run."""
+
+
+def found(words: Sequence[str]) -> dict[str, Check]:
+    """All checks in their order, by name; with words only those that have one in it."""
+    named = {
+        name.removeprefix(_PREFIX): check
+        for module in MODULES
+        for name, check in vars(module).items()
+        if name.startswith(_PREFIX)
+    }
     return {
         name: check
         for name, check in named.items()
-        if callable(check) and (not words or any(re.search(word, name) for word in words))
+        if not words or any(re.search(word, name) for word in words)
     }
 
 
@@ -92,14 +102,13 @@ def _at(lines: Sequence[str]) -> str:
 
 def main(words: Sequence[str]) -> None:
     """Everything in the virtual machine, told on standard output."""
-    from tests.e2e import checks
     from tests.e2e.host import Host, quiet
     from tests.e2e.pace import MOST_SECONDS, Pace
 
     def tell(**what: object) -> None:
         print(json.dumps(what), flush=True)
 
-    wanted = found(vars(checks), words)
+    wanted = found(words)
     quiet()  # what an earlier run has left would slow this one down
     pace = Pace.measured()
     tell(unit=pace.unit)

@@ -21,6 +21,7 @@ from gpuagent.model.inventory import (
     on_cgroup,
     on_gpu,
     on_mig,
+    on_mps,
     on_tenant,
     on_tenant_gpu,
 )
@@ -173,6 +174,8 @@ def _subjects(on: tuple[On, ...]) -> Iterator[Subject]:
         yield from (on_mig(MIG1), on_mig("MIG-second"), on_mig("MIG-third"))
     if On.CGROUP in on:
         yield TRAIN_SEAT
+    if On.MPS in on:
+        yield on_mps("shared")
     for name in ("serve", "batch", "train"):
         if On.TENANT in on:
             yield on_tenant(name)

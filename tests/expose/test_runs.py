@@ -14,9 +14,10 @@ from gpuagent.expose.intake import RUNS_AT_ONCE, USERS_MOST, Knocks
 from gpuagent.expose.problems import Trouble
 from gpuagent.expose.routes import Ask
 from gpuagent.expose.views import ListenerView, Page, RefusalView, RunView, StartedView
-from gpuagent.model.inventory import Level
-from gpuagent.model.plan import StartRun
+from gpuagent.model.inventory import Level, MpsDaemon
+from gpuagent.model.plan import Snapshot, StartRun
 from gpuagent.model.run import Refusal, Reservation, RunList
+from gpuagent.model.state import NodeState
 from tests.expose import snapshots
 from tests.expose.scene import Commands, Scene, ask, serving
 
@@ -152,18 +153,22 @@ def test_users_without_number_are_not_remembered() -> None:
     assert len(knocks._of) <= USERS_MOST
 
 
+def _with_mps(shown: Snapshot | None, daemons: tuple[MpsDaemon, ...]) -> Snapshot:
+    assert shown is not None
+    known = msgspec.structs.replace(shown.state.inventory, mps=daemons)
+    return msgspec.structs.replace(shown, state=NodeState(shown.state.now, inventory=known))
+
+
 async def test_its_environment_has_each_name_once_and_its_own_cards() -> None:
     told = scene()
     told.access_now = Access(listeners=(ListenerView("unix", "/run/x.sock", True, ""),))
-    told.settings_now = {
-        "mps": {
-            "groups": [
-                {"name": "other", "pipe_directory": "/other", "gpus": [snapshots.GPU1]},
-                {"name": "any", "pipe_directory": "/any", "gpus": []},
-                {"name": "mine", "pipe_directory": "/mine", "gpus": ["GPU-0*"]},
-            ]
-        }
-    }
+    daemons = (
+        MpsDaemon("down", up=False, pipe_directory="/down", gpus=("GPU-0*",)),
+        MpsDaemon("other", up=True, pipe_directory="/other", gpus=(snapshots.GPU1,)),
+        MpsDaemon("any", up=True, pipe_directory="/any"),
+        MpsDaemon("mine", up=True, pipe_directory="/mine", gpus=("GPU-0*",)),
+    )
+    told.snapshot = _with_mps(told.snapshot, daemons)
     body = msgspec.structs.replace(BODY, share_ratio=0.25, gpus=())
     started = await start(told, peer(), Commands(), body)
     names = [v.name for v in started.variables]

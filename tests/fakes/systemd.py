@@ -92,6 +92,8 @@ class FakeSystemd:
         """Name and text of the error with which every call is answered."""
         self.silent = False
         """Whether no call is answered."""
+        self.slow_seconds = 0.0
+        """How long a call waits until it is dealt with."""
         self.calls: list[str] = []
         (run / "systemd/system").mkdir(parents=True, exist_ok=True)
 
@@ -115,6 +117,10 @@ class FakeSystemd:
             (folder / file.replace("_", ".")).write_text(f"{text}\n")
         self.units[name] = Unit(cgroup)
         return self.units[name]
+
+    def started_again(self, name: str) -> None:
+        """Its cgroup has been made anew: what the unit has in memory is written there."""
+        self._realize(self.units[name])
 
     def folder(self, name: str) -> Path:
         return self._run / f"systemd/system.control/{name}.d"
@@ -157,6 +163,17 @@ class FakeSystemd:
         self.calls.append(f"{message.member}")
         if self.silent:
             return True
+        if self.slow_seconds:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.slow_seconds, self._answer_late, message)
+            return True
+        return self._answer(message)
+
+    def _answer_late(self, message: Message) -> None:
+        if self._bus is not None:
+            self._bus.send(self._answer(message))
+
+    def _answer(self, message: Message) -> Message:
         if self.error is not None:
             return Message.new_error(message, *self.error)
         match message.interface, message.member, message.body:

@@ -1,5 +1,6 @@
 """sd_notify against real datagram sockets, by path and abstract."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ def test_every_message(manager: tuple[socket.socket, str]) -> None:
         (notify.watchdog(), b"WATCHDOG=1"),
         (notify.reloading(12.3456789), b"RELOADING=1\nMONOTONIC_USEC=12345678"),
         (notify.stopping(), b"STOPPING=1"),
+        (notify.more_time(30), b"EXTEND_TIMEOUT_USEC=30000000\nWATCHDOG=1"),
     ):
         assert sent
         assert sock.recv(4096) == expected
@@ -96,3 +98,65 @@ def test_the_watchdog_is_for_us_or_not(microseconds: str, pid: str, expected: fl
 
 def test_an_address_of_another_kind_is_ignored() -> None:
     assert Notify.from_environment({"NOTIFY_SOCKET": "vsock:2:1234"}).ready("x") is False
+
+
+# -- more time for a stop -------------------------------------------------------------------------------
+
+
+class Counting(Notify):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def more_time(self, seconds: float) -> bool:
+        self.asked += 1
+        return True
+
+
+async def test_more_time_is_asked_for_while_it_lasts_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpuagent.host.notify._AGAIN_SECONDS", 0.01)
+    gate, notify = asyncio.Event(), Counting()
+
+    async def work() -> str:
+        await gate.wait()
+        return "done"
+
+    waiting = asyncio.create_task(notify.meanwhile(work(), most_seconds=0.03))
+    await asyncio.sleep(0.2)
+    assert notify.asked == 3, "beyond that the manager is to decide"
+    assert not waiting.done()
+    gate.set()
+    assert await waiting == "done"
+
+
+async def test_what_the_work_raises_is_raised_and_it_ends_with_its_caller() -> None:
+    async def fails() -> None:
+        raise KeyError("a fault")
+
+    with pytest.raises(KeyError):
+        await Counting().meanwhile(fails(), most_seconds=10)
+    ended = asyncio.Event()
+
+    async def lasts() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    waiting = asyncio.create_task(Counting().meanwhile(lasts(), most_seconds=10))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.wait_for(ended.wait(), 5)
+
+
+def test_the_unit_lets_both_ask() -> None:
+    unit = (Path(__file__).parents[2] / "systemd" / "gpuagent.service").read_text()
+    assert "NotifyAccess=exec" in unit, "else `gpuagent restore` is not heard"
+    (limit,) = (line for line in unit.splitlines() if line.startswith("TimeoutStopSec="))
+    # Until the first sign, and between two, it must not run out.
+    assert int(limit.partition("=")[2]) >= 30

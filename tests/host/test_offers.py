@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from gpuagent.host import offers
 from gpuagent.host.nvml_probe import NvmlOffer
 from gpuagent.model.inventory import Gpu
@@ -56,16 +54,6 @@ def test_pressure_and_systemd(tmp_path: Path) -> None:
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     assert offers.pressure(str(tmp_path)).state == "ok"
     assert offers.systemd(str(tmp_path)).state == "ok"
-
-
-def test_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    pipes = str(tmp_path / "pipes")
-    assert offers.mps(pipes).state == "missing"
-    put(tmp_path, "bin/nvidia-cuda-mps-control", "#!/bin/sh\n").chmod(0o755)
-    assert offers.mps(pipes).state == "partial"
-    put(tmp_path, "pipes/control")
-    assert offers.mps(pipes).state == "ok"
 
 
 def test_kernel_log(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dbus_fast import Message, Variant
 
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
 from gpuagent.host.bus import SystemBus
-from gpuagent.host.scopes import SystemdScopes, properties
+from gpuagent.host.scopes import CALL_SECONDS, SystemdScopes, properties
 from gpuagent.ports import Scopes, ScopeWish
 from tests.sense.fakes import OwnClock
 
@@ -35,8 +35,15 @@ class Systemd(SystemBus):
         self._proc = proc
 
     async def ask(
-        self, path: str, interface: str, member: str, signature: str = "", *body: Any
+        self,
+        path: str,
+        interface: str,
+        member: str,
+        signature: str = "",
+        *body: Any,
+        seconds: float | None = None,
     ) -> list[Any]:
+        assert seconds == CALL_SECONDS
         assert (path, interface, member) == (
             "/org/freedesktop/systemd1",
             "org.freedesktop.systemd1.Manager",

@@ -122,9 +122,17 @@ class Life(RuleBasedStateMachine):
 
         self._life = self._runner.run(begin())
 
-    @rule(times=st.integers(1, 5) | st.integers(10, 30))
-    def time_passes(self, times: int) -> None:
+    @rule(times=st.integers(1, 5))
+    def a_moment_passes(self, times: int) -> None:
         self._runner.run(self._ticks(times))
+
+    @rule(times=st.integers(15, 40))
+    def a_while_passes(self, times: int) -> None:
+        self._runner.run(self._ticks(times))
+
+    @rule()
+    def a_minute_passes(self) -> None:
+        self._runner.run(self._ticks(60))
 
     async def _ticks(self, times: int) -> None:
         await self.life.tick(times)

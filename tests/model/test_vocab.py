@@ -50,7 +50,12 @@ PLAIN = ("cgroup_cpu_weight",)
 """The kernel's own scale, which has no unit."""
 ALSO_READ = ("cgroup_cpu_weight", "cgroup_cpu_max", "gpu_power_limit")
 """Knobs whose real value is a signal as well, whether the agent turns them or not."""
-EVENTS = ("gpu_ecc_errors_total", "gpu_pcie_replays_total", "gpu_xid_errors_total")
+EVENTS = (
+    "gpu_ecc_errors_total",
+    "gpu_pcie_replays_total",
+    "gpu_xid_errors_total",
+    "tenant_freezes_total",
+)
 """Counters of events, not of a quantity."""
 
 LABELS = {

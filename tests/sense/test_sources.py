@@ -312,6 +312,15 @@ async def test_a_failure_is_told_once_in_each_direction() -> None:
         assert stand.told() == ["latency-source-down", "latency-source-up"]
 
 
+async def test_a_failure_soon_after_the_first_success_is_told_without_delay() -> None:
+    async with running(rule()) as stand:
+        stand.pages.pages[CHAT] = vllm()
+        await stand.go_on(10.0)
+        del stand.pages.pages[CHAT]
+        await stand.go_on(20.0)
+        assert stand.told() == ["latency-source-down"]
+
+
 async def test_a_single_failure_is_health_and_no_news() -> None:
     async with running(rule()) as stand:
         stand.pages.pages[CHAT] = vllm()

@@ -108,7 +108,7 @@ class Daemon:
         self._log = stage.folder / f"daemon-{next(_SERIAL)}.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpuagent", "--config", str(stage.config), "daemon"],
+                stage.words("daemon"),
                 env=os.environ | stage.driver.env | stage.environment,
                 stderr=log,
                 stdout=log,
@@ -164,6 +164,8 @@ class Stage:
         # Open as long as this process lives: who reads it ends with it, whatever ends it.
         self._lifeline = os.pipe()
         self.environment: dict[str, str] = {}
+        self.before: tuple[str, ...] = ()
+        """Words before each command of ours, which end in running it."""
         self.driver = FakeNvml.create(folder, cards)
         self.cards = self.driver.gpus
         for card in self.cards:
@@ -210,10 +212,14 @@ match.unit = "{self.unit(name)}"
         finally:
             daemon.stop()
 
+    def words(self, *args: str) -> list[str]:
+        """Of a command of ours."""
+        return [*self.before, sys.executable, "-m", "gpuagent", "--config", str(self.config), *args]
+
     def command(self, *args: str) -> subprocess.CompletedProcess[str]:
         """The command line, to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "gpuagent", "--config", str(self.config), *args],
+            self.words(*args),
             env=os.environ | self.driver.env | self.environment,
             capture_output=True,
             text=True,
@@ -221,10 +227,14 @@ match.unit = "{self.unit(name)}"
             check=False,
         )
 
-    def close(self) -> None:
+    def close_daemons(self) -> None:
+        """End those that run, at once."""
         for daemon in self.daemons:
             if daemon.process.poll() is None:
                 daemon.kill()
+
+    def close(self) -> None:
+        self.close_daemons()
         for staged in self.tenants.values():
             staged.end()
         for staged in self.tenants.values():

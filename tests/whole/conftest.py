@@ -1,5 +1,6 @@
 """A stage with one protected and one best-effort tenant on one card, and a load to drive it."""
 
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,3 +84,25 @@ def host(tmp_path: Path) -> Iterator[Host]:
         pytest.skip("needs a writable cgroup v2 mount: run as root where one is mounted")
     with Stage(tmp_path, [H100_80GB]) as stage:
         yield Host(stage)
+
+
+@pytest.fixture
+def small(host: Host) -> Iterator[Path]:
+    """The state directory on a disk of 64 KiB."""
+    state = host.stage.folder / "state"
+    state.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", state], check=True)
+    yield state
+    for daemon in host.stage.daemons:
+        if daemon.process.poll() is None:
+            daemon.stop()
+    subprocess.run(["umount", state], check=True)
+
+
+def fill(folder: Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 512)
+        except OSError:
+            return

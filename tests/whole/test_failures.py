@@ -7,30 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.fakes.nvml import GIB, H100_80GB, L40S, FakeNvml
-from tests.stage import ApiError, Client, Daemon, Stage, until
-from tests.whole.conftest import Host
-
-
-def sensor(daemon: Daemon, name: str) -> Any:
-    return next(s for s in daemon.client.get("/v1/health")["sensors"] if s["name"] == name)
-
-
-def gpus(daemon: Daemon) -> list[Any]:
-    return list(daemon.client.get("/v1/gpus")["items"])
-
-
-def metric(daemon: Daemon, name: str) -> list[float]:
-    """Values of all series of this name."""
-    lines = daemon.client.text("/metrics").splitlines()
-    return [float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith((name + "{", name + " "))]
-
+from tests.stage import ApiError, Client, Stage, until
+from tests.whole.conftest import Host, fill
+from tests.whole.watch import goes_on, gpus, metric, sensor
 
 # -- the driver --------------------------------------------------------------------------------------
 
@@ -59,6 +43,26 @@ def test_a_lost_card_and_its_return(tmp_path: Path) -> None:
         until("card 0 is blind", lambda: any("lost" in g["blind"] for g in gpus(daemon)))
         stage.cards[0].recover()
         until("card 0 is back", lambda: not any(g["blind"] for g in gpus(daemon)))
+
+
+@pytest.mark.parametrize("how", ["lost", "reset"])
+def test_a_card_that_fails_while_its_limit_is_held(tmp_path: Path, how: str) -> None:
+    with Stage(tmp_path, [H100_80GB, H100_80GB]) as stage:
+        stage.configure('[power]\nbudget = "800W"\n')
+        daemon = stage.daemon().ready()
+        failing, other = stage.cards
+        until(
+            "both are limited", lambda: failing.power_limit_watts + other.power_limit_watts <= 800
+        )
+        held = failing.power_limit_watts
+        failing.lose() if how == "lost" else failing.require_reset()
+        until("it is blind", lambda: any(how in g["blind"] for g in gpus(daemon)))
+        goes_on(daemon)
+        assert other.power_limit_watts + held <= 800, "what it draws is not known to be less"
+        failing.recover()
+        until("it is back", lambda: not any(g["blind"] for g in gpus(daemon)))
+        assert daemon.stop() == 0
+        assert failing.power_limit_watts == other.power_limit_watts == 700
 
 
 def test_driver_unloaded_and_loaded_again(tmp_path: Path) -> None:
@@ -179,28 +183,6 @@ def test_hostile_names_do_no_harm(tmp_path: Path) -> None:
 
 
 # -- the state directory, the configuration, the socket ------------------------------------------------
-
-
-@pytest.fixture
-def small(host: Host) -> Iterator[Path]:
-    """The state directory on a disk of 64 KiB."""
-    state = host.stage.folder / "state"
-    state.mkdir(mode=0o700)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", state], check=True)
-    yield state
-    for daemon in host.stage.daemons:
-        if daemon.process.poll() is None:
-            daemon.stop()
-    subprocess.run(["umount", state], check=True)
-
-
-def fill(folder: Path) -> None:
-    with (folder / "filler").open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 512)
-        except OSError:
-            return
 
 
 def test_a_full_disk_stops_new_changes_but_no_putting_back(host: Host, small: Path) -> None:
