@@ -20,8 +20,10 @@ from gpuagent.cli.exits import CODES, Exit
 from gpuagent.cli.main import COMMANDS, cli
 from gpuagent.errors import ConfigError, Refused, Unavailable, Unsupported
 from gpuagent.expose.sockets import admin_path, bind_socket
+from gpuagent.model.inventory import Inventory, Level, Limits, on_tenant
 from gpuagent.model.plan import Pause, Posture, ReleaseGpus, Reload, ResumeGpus, Unpause
-from gpuagent.model.state import Health, Result
+from gpuagent.model.state import Health, NodeState, Reading, Result
+from gpuagent.model.vocab import TENANT_LATENCY_SECONDS
 from tests.cli.stage import agent, run
 from tests.expose import snapshots
 from tests.expose.scene import Commands, short_folder
@@ -68,7 +70,39 @@ def test_unknown_is_a_dash_and_never_zero() -> None:
     with agent(snapshots.busy()) as path:
         rows = run("--socket", path, "tenants")
     serve = next(x for x in rows.stdout.splitlines() if x.startswith("serve"))
-    assert serve.split() == ["serve", "L1", "100", "%", "0", "-", "-", "1"]
+    assert serve.split() == ["serve", "L1", "-", "100", "%", "-", "0", "-"]
+    with agent(snapshots.busy()) as path:
+        rows = run("--socket", path, "tenants", columns=120)
+    serve = next(x for x in rows.stdout.splitlines() if x.startswith("serve"))
+    assert serve.split() == ["serve", "L1", "-", "100", "%", "-", "0", "-", "-", "1"]
+
+
+def test_tenants_shows_class_and_latency_against_its_objective() -> None:
+    shown = snapshots.busy()
+    limits = Limits(latency_slo_seconds=0.1)
+    tenant = msgspec.structs.replace(
+        snapshots.tenant("serve", level=Level.L1), kind="inference", limits=limits
+    )
+    latency = Reading(
+        TENANT_LATENCY_SECONDS, on_tenant("serve"), 0.093, snapshots.MONO, True, ("0.99",)
+    )
+    state = NodeState(
+        shown.state.now,
+        inventory=Inventory(tenants=(tenant,)),
+        readings={(latency.signal, latency.subject, latency.dims): latency},
+    )
+    with agent(msgspec.structs.replace(shown, state=state, holds=())) as path:
+        rows = run("--socket", path, "tenants").stdout.splitlines()
+    assert rows[0].split()[:5] == ["Tenant", "Level", "Class", "Share", "Latency"]
+    assert rows[1].split()[:7] == ["serve", "L1", "inference", "100", "%", "93/100", "ms"]
+
+
+def test_explain_lists_the_limits_as_declared_used_and_enforced() -> None:
+    with agent(snapshots.busy()) as path:
+        text = " ".join(run("--socket", path, "explain", "train").stdout.split())
+    assert "Limits: declared / used / enforced" in text
+    assert f"memory_limit on {snapshots.GPU0}: 8.0 GiB / 60.0 GiB / - by nothing" in text
+    assert "it uses more" in text
 
 
 def test_tenants_lists_all_pages() -> None:

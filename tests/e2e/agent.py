@@ -92,8 +92,13 @@ class Agent:
         return systemd.run("runuser", "-u", user, "--", "gpuagent", *arguments)
 
     def knob(self, tenant: str, knob: str) -> dict[str, Any] | None:
-        """What it says of a tenant's knob; None where it has nothing to say."""
-        said = self.client.explain(tenant)["knobs"]
+        """What it says of a tenant's knob; None where it has nothing to say, or knows no such tenant."""
+        try:
+            said = self.client.explain(tenant)["knobs"]
+        except ApiError as problem:
+            if problem.status == 404:
+                return None
+            raise
         found: list[dict[str, Any]] = [k for k in said if k["knob"] == knob]
         return found[0] if found else None
 

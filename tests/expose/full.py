@@ -11,6 +11,7 @@ from gpuagent.expose.views import ListenerView
 from gpuagent.model import declare, vocab
 from gpuagent.model.declare import On
 from gpuagent.model.inventory import (
+    LEVERS,
     NODE,
     Gpu,
     Inventory,
@@ -22,6 +23,7 @@ from gpuagent.model.inventory import (
     on_gpu,
     on_mig,
     on_mps,
+    on_process,
     on_tenant,
     on_tenant_gpu,
 )
@@ -76,6 +78,7 @@ def full(wall: float = snapshots.WALL) -> Snapshot:
         msgspec.structs.replace(
             snapshots.tenant(name, level=level, path=f"/system.slice/{name}.service"),
             limits=Limits(latency_slo_seconds=OBJECTIVES_SECONDS.get(name)),
+            levers=(*LEVERS, "freeze", "suspend"),
         )
         for name, level in (("serve", Level.L1), ("batch", Level.L2), ("train", Level.L3))
     )
@@ -189,7 +192,12 @@ def _dims(names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def _target(knob: declare.Knob) -> Subject:
-    return TRAIN_SEAT if knob.on is On.CGROUP else on_gpu(GPU0)
+    return {
+        On.CGROUP: TRAIN_SEAT,
+        On.TENANT: on_tenant("train"),
+        On.PROCESS: on_process("train", 4242, 7),
+        On.MPS: on_mps("shared"),
+    }.get(knob.on, on_gpu(GPU0))
 
 
 def _plan() -> Plan:

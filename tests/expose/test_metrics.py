@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuagent.expose.metrics import Exposition, render
 from gpuagent.model import vocab
-from gpuagent.model.inventory import on_cgroup, on_gpu, on_mig
-from gpuagent.model.plan import LoopStats, Posture, Snapshot
-from gpuagent.model.state import ACTION_RESULTS, Instant, NodeState, Reading, Result
+from gpuagent.model.inventory import Inventory, on_cgroup, on_gpu, on_mig, on_process
+from gpuagent.model.plan import LoopStats, Plan, Posture, Snapshot
+from gpuagent.model.state import ACTION_RESULTS, Instant, NodeState, Outcome, Reading, Result
 from gpuagent.model.vocab import KNOBS, SIGNALS
 from tests.expose import snapshots
 from tests.expose.full import BROKEN, full
@@ -103,6 +103,27 @@ def test_a_busy_host_says_what_is_wanted_real_and_why_not() -> None:
     assert value("snapshot_timestamp_seconds") == snapshots.WALL
     assert value("sensor_up", sensor="netlink") is None, "it has not been asked yet"
     assert value("sensor_failures_total", sensor="netlink") == 0
+
+
+def test_suspended_processes_are_counted_and_those_of_others_not() -> None:
+    busy = snapshots.busy()
+    may = snapshots.tenant("train"), snapshots.tenant("sweep"), snapshots.tenant("batch")
+    tenants = tuple(
+        msgspec.structs.replace(t, levers=("suspend",) if t.name != "batch" else ()) for t in may
+    )
+    outcomes = {}
+    for pid, real, original in ((1, 1.0, 0.0), (2, 1.0, 0.0), (3, 0.0, 0.0), (4, 1.0, None)):
+        subject = on_process("train", pid, 1)
+        key = (vocab.SUSPENDED, subject)
+        outcomes[key] = Outcome(*key, 1.0, real, original, "applied", "", 0.0)
+    state = NodeState(busy.state.now, inventory=Inventory(tenants=tenants))
+    shown = msgspec.structs.replace(busy, state=state, outcomes=outcomes, plan=Plan())
+    found = {
+        dict(labels)["tenant"]: value
+        for (name, labels), value in series(shown).items()
+        if name == "gpuagent_tenant_suspended_processes"
+    }
+    assert found == {"train": 2, "sweep": 0}
 
 
 @pytest.mark.parametrize(

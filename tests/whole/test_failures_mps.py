@@ -59,12 +59,10 @@ def until_told(guest: Guest, daemon: Daemon, kind: str) -> None:
     until(f"{kind} is told", told, seconds=60)
 
 
-@pytest.mark.parametrize("which", ["550", "the stand-in"])
 def test_a_control_daemon_that_dies_is_said_once_in_each_direction(
-    host: Host, programs: Programs, which: str
+    host: Host, programs: Programs
 ) -> None:
-    folder = programs.folder
-    program = programs.take(fake(folder) if which == "the stand-in" else real(which, folder))
+    program = programs.take(real("550", programs.folder))
     asyncio.run(program.start())
     host.stage.configure(host.rules + group(program))
     daemon, guest = host.run(), Guest(host)

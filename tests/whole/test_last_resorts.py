@@ -188,6 +188,12 @@ def test_the_service_manager_hears_what_the_agent_does_now(tmp_path: Path) -> No
         heard("STATUS=paused")
         assert stage.command("unpause").returncode == 0
         heard("STATUS=enforce")
+        daemon.signal(signal.SIGTERM)
+        heard("STOPPING=1")
+        heard("EXTEND_TIMEOUT_USEC=")
+        assert daemon.stop() == 0
+        assert stage.command("restore", "--rescue").returncode == 0
+        heard("EXTEND_TIMEOUT_USEC=")
 
 
 def test_a_demoted_agent_holds_the_budget_and_a_pause_ends_that(host: Host) -> None:
