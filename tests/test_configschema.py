@@ -275,7 +275,7 @@ _SPOILERS: list[Callable[[re.Match[str]], str]] = [
 _NOISE = ["", "# x = 1", "  # [power]", "\t"]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_every_spoilt_line_and_no_other_is_told(data: st.DataObject) -> None:
     """Takes the reference file, spoils some settings, and knows on which lines they end up."""

@@ -1,4 +1,4 @@
-"""What is wished beside the lever in use: that the tenant is told, and what its next launch gets."""
+"""What is wished beside the lever in use, and what must not be wished beside it."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,7 +7,8 @@ from gpuagent.decide.risk import uses_mps
 from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Inventory, Tenant, on_tenant
 from gpuagent.model.plan import Setting
-from gpuagent.model.vocab import MPS_THREADS, NOTICED
+from gpuagent.model.state import NodeState
+from gpuagent.model.vocab import MPS_THREADS, NOTICED, RUNNING, SUSPENDED
 
 
 def beside(held: Iterable[Held], tenant: Tenant, inventory: Inventory) -> Iterator[Setting]:
@@ -39,3 +40,17 @@ def _setting(knob: Knob, tenant: Tenant, held: Held, value: float, what: str) ->
         rule=f"backpressure/{held.cause.kind}",
         numbers=(*held.cause.numbers, ("share", held.grip.share)),
     )
+
+
+def thawed(wished: Iterable[Setting], state: NodeState) -> list[Setting]:
+    """Without the pulses of whoever is suspended, or is to be: cuda-checkpoint hangs on a frozen process.
+
+    Another cause may have frozen it; a suspended tenant disturbs nobody, so nothing is lost.
+    """
+    wishes = list(wished)
+    suspended = {s.subject.tenant for s in wishes if s.knob is SUSPENDED and s.blocked is None} | {
+        subject.tenant
+        for (knob, subject), outcome in state.outcomes.items()
+        if knob is SUSPENDED and outcome.original is not None
+    }
+    return [s for s in wishes if s.knob is not RUNNING or s.subject.tenant not in suspended]

@@ -36,9 +36,11 @@ from gpuagent.model.vocab import (
     RUNNING,
     SUSPENDED,
     TENANT_GPU_MEMORY_BYTES,
+    TERMINATED,
 )
 
 _OBSERVED = Blocked("would", "of this tenant, or of this family of knobs, it is only said")
+_AT_ONCE_FAMILIES = frozenset(KNOB[name].family for name in AT_ONCE)
 _STILL_BUSY = 0.8
 """CPUs that were contended still are at this part of the mark: a weight in use is not for a second."""
 
@@ -63,7 +65,9 @@ class Levers:
         self.tenants = {
             t.name: t
             for t in state.inventory.tenants or ()
-            if may_be_held(t) and t.name not in taken and (t.seats or AT_ONCE & {*t.levers})
+            if may_be_held(t)
+            and t.name not in taken
+            and (t.seats or _AT_ONCE_FAMILIES & {*t.levers})
         }
         self._state = state
         self._law = law
@@ -188,6 +192,8 @@ class Levers:
     def grasp(self, tenant: Tenant, cause: Cause) -> Held | None:
         """A new lever on a tenant: the first rung that is neither futile nor blocked everywhere."""
         for knob in rungs(tenant, cause.kind):
+            if knob is TERMINATED and self._too_soon(tenant, cause):
+                return None
             first = self._first_step(tenant, cause, knob)
             usable = any(s.blocked is None for s in self._make(first))
             if usable and self._useless(first) is None:
@@ -195,6 +201,20 @@ class Levers:
                 grip = Grip(floor=floor, eased=floor if knob.name in AT_ONCE else 1.0)
                 return self._trusted(msgspec.structs.replace(first, grip=grip))
         return None
+
+    def _too_soon(self, tenant: Tenant, cause: Cause) -> bool:
+        """Whether a tenant must not be ended yet: the trouble has to outlast a time box without it.
+
+        It counts from the last lever that was let go, for whatever reason: that a gentler one is
+        refused, or its tool is missing, is no reason to end anybody sooner.
+        """
+        key = (cause.kind, cause.subject)
+        let_go = [
+            f.until - self._law.ineffective_for
+            for f in self._futile
+            if f.name == tenant.name and f.cause == key
+        ]
+        return self._state.now.mono - max([cause.since, *let_go]) < self._law.time_box
 
     def _trusted(self, held: Held) -> Held:
         """What was let go of at its floor, and missed, goes back there at once."""

@@ -6,7 +6,7 @@ import msgspec
 
 from gpuagent.config import Backpressure as Law
 from gpuagent.decide import pi, share
-from gpuagent.decide.beside import beside
+from gpuagent.decide.beside import beside, thawed
 from gpuagent.decide.causes import CauseKey, Sample, Watch
 from gpuagent.decide.held import CARD, Futile, Held, Memory
 from gpuagent.decide.levers import Levers
@@ -326,6 +326,7 @@ class Turn:
         for tenant in self._levers.tenants.values():
             mine = [h for h in self._held.values() if h.tenant == tenant.name]
             wished += beside(mine, tenant, self._state.inventory)
+        wished = thawed(wished, self._state)
         known = {s.key for s in wished}
         return (*wished, *(s for s in self._blocked if s.key not in known))
 

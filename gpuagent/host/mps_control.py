@@ -5,13 +5,12 @@ output. What a later interface asks otherwise has its place in another class wit
 """
 
 import asyncio
-import contextlib
 import os
 import stat
 from collections.abc import Mapping
 
 from gpuagent.errors import Gone, Refused, Unavailable, Unsupported
-from gpuagent.host import mps_replies
+from gpuagent.host import mps_replies, tool
 
 COMMAND_SECONDS = 3.0
 """A command takes 2 to 5 ms; one that takes this long has met a daemon that hangs."""
@@ -19,7 +18,8 @@ _SOCKET = "control"
 _LONGEST_SOCKET = "control_privileged"
 SOCKET_BYTES_MOST = 100
 """A longer path fails without a word (FACTS 3)."""
-_REPLY_BYTES_MOST = 1 << 20
+_KEPT_BYTES = 1 << 16
+"""Of an answer. The longest lists pids, some hundreds of them at most."""
 _NO_DAEMON = "Cannot find MPS control daemon process"
 _SEARCHED = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -145,31 +145,16 @@ class Control:
 async def run(
     command: tuple[str, ...], env: Mapping[str, str], *, said: str = "", seconds: float
 ) -> tuple[int, str, str]:
-    """Exit code, standard output and what it complains of, on one line. Raises Unsupported, Unavailable."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=env,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise Unsupported(f"{command[0]} cannot be run: {error.strerror}") from error
-    try:
-        async with asyncio.timeout(seconds):
-            out, complaint = await process.communicate(said.encode())
-    except TimeoutError as error:
-        raise Unavailable(f"{command[0]} has not answered within {seconds:g} s") from error
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if len(out) > _REPLY_BYTES_MOST:
+    """Exit code, standard output and what it complains of, on one line.
+
+    Raises Unsupported (no such program), Refused, Unavailable.
+    """
+    program = tool.find(command[0], "it is the control program of MPS, set [mps] control")
+    ran = await tool.run(
+        (program, *command[1:]), seconds=seconds, said=said, env=env, apart=True, kept=_KEPT_BYTES
+    )
+    if ran.code is None:
+        raise Unavailable(f"{command[0]} has not answered within {seconds:g} s")
+    if not ran.whole:
         raise Unavailable(f"{command[0]} answers without end")
-    words = " ".join(complaint.decode("utf-8", "replace").split())[:200]
-    code = process.returncode
-    assert code is not None
-    return code, out.decode("utf-8", "replace"), words
+    return ran.code, ran.text, " ".join(ran.complaint.split())[:200]

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import os
 import shutil
+import select
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 import msgspec
@@ -28,6 +29,10 @@ class Ran(msgspec.Struct, frozen=True):
     """Exit code, negative for a signal; None where it had not ended in time and was killed."""
     text: str
     """The end of what it printed."""
+    complaint: str = ""
+    """The end of what it printed to standard error, where that was to be kept apart."""
+    whole: bool = True
+    """Whether `text` is all that it printed."""
 
     @property
     def in_time(self) -> bool:
@@ -49,12 +54,23 @@ def find(program: str, remedy: str) -> str:
     return found
 
 
-async def run(command: Sequence[str], *, seconds: float) -> Ran:
+async def run(
+    command: Sequence[str],
+    *,
+    seconds: float,
+    said: str = "",
+    env: Mapping[str, str] | None = None,
+    apart: bool = False,
+    kept: int = KEPT_BYTES,
+) -> Ran:
     """Run it for so long at most, then kill it with all that it has started.
 
-    Killed also when the caller is cancelled. Raises Refused, Unavailable where it cannot be started.
+    `said` is told it on standard input: a line or a few, no more than a pipe takes at once. `env` is all
+    of its environment. `apart` keeps what it complains of apart from what it says; of either so many
+    bytes are kept. Killed also when the caller is cancelled. Raises Refused, Unavailable where it cannot
+    be started.
     """
-    process = _start(command)
+    process = _start(command, said.encode(), env, apart=apart)
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError as error:
@@ -63,9 +79,11 @@ async def run(command: Sequence[str], *, seconds: float) -> Ran:
         raise Unavailable(f"{command[0]}: {error.strerror}") from error
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    heard = _Heard(process.stdout)
+    heard = _Heard(process.stdout, kept)
+    complaint = _Heard(process.stderr, kept) if apart else None
     loop.add_reader(pidfd, _note, loop, pidfd, ended)
-    loop.add_reader(heard.fd, heard.read)
+    for one in (heard, complaint) if complaint else (heard,):
+        loop.add_reader(one.fd, one.read)
     in_time = False
     try:
         async with asyncio.timeout(seconds):
@@ -82,21 +100,33 @@ async def run(command: Sequence[str], *, seconds: float) -> Ran:
             loop.remove_reader(pidfd)
         os.close(pidfd)
         heard.close(loop)
+        if complaint is not None:
+            complaint.close(loop)
         # Reaped here where it has ended; the next start of any process reaps it otherwise.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0 if ended.is_set() else 0.2)
-    return Ran(process.returncode if in_time else None, heard.text)
+    return Ran(
+        process.returncode if in_time else None,
+        heard.text,
+        complaint.text if complaint else "",
+        whole=heard.whole,
+    )
 
 
-def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
+def _start(
+    command: Sequence[str], said: bytes, env: Mapping[str, str] | None, *, apart: bool
+) -> "subprocess.Popen[bytes]":
+    assert len(said) <= select.PIPE_BUF
+    if env is None:
+        env = {"LC_ALL": "C", **{k: os.environ[k] for k in _ENVIRONMENT if k in os.environ}}
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             list(command),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if said else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE if apart else subprocess.STDOUT,
             cwd="/",
-            env={"LC_ALL": "C", **{k: os.environ[k] for k in _ENVIRONMENT if k in os.environ}},
+            env=env,
             start_new_session=True,
             bufsize=0,
         )
@@ -104,6 +134,11 @@ def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
         raise Refused(f"{command[0]} may not be run: {error.strerror}") from error
     except OSError as error:
         raise Unavailable(f"{command[0]} cannot be started: {error.strerror}") from error
+    if process.stdin is not None:
+        # It fits into the pipe, so that nobody waits for it to be read. Who does not listen has ended.
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(said)
+    return process
 
 
 def _note(loop: asyncio.AbstractEventLoop, pidfd: int, ended: asyncio.Event) -> None:
@@ -120,17 +155,17 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 class _Heard:
     """The end of what comes out of a pipe."""
 
-    def __init__(self, pipe: IO[bytes] | None) -> None:
+    def __init__(self, pipe: IO[bytes] | None, kept: int) -> None:
         assert pipe is not None
         self._pipe = pipe
+        self._kept = kept
         self.fd = pipe.fileno()
         self._data = b""
+        self.whole = True
         os.set_blocking(self.fd, False)
 
     def read(self) -> None:
-        data = os.read(self.fd, _READ_BYTES)
-        self._data = (self._data + data)[-KEPT_BYTES:]
-        if not data:
+        if not self._read():
             asyncio.get_running_loop().remove_reader(self.fd)
 
     def close(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -138,9 +173,15 @@ class _Heard:
         loop.remove_reader(self.fd)
         with contextlib.suppress(BlockingIOError):
             for _ in range(16):
-                data = os.read(self.fd, _READ_BYTES)
-                self._data = (self._data + data)[-KEPT_BYTES:]
+                self._read()
         self._pipe.close()
+
+    def _read(self) -> bytes:
+        data = os.read(self.fd, _READ_BYTES)
+        longer = self._data + data
+        self._data = longer[-self._kept :]
+        self.whole = self.whole and len(longer) <= self._kept
+        return data
 
     @property
     def text(self) -> str:

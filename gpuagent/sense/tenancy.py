@@ -298,11 +298,13 @@ def assign(
     terms: Terms,
     own: frozenset[int] = frozenset(),
     since: Mapping[str, float] | None = None,
+    once: Collection[int] = (),
 ) -> Claims:
     """The tenants of these processes.
 
     A tenant exists as soon as one of its processes does, and no longer. `since` gives the monotonic
-    seconds at which names were first seen.
+    seconds at which names were first seen; `once` are processes that have been on a card: a crowd does
+    not hide them, for one that is suspended is on none.
     """
     cards: dict[int, set[str]] = {}
     for listed in gpu_processes:
@@ -320,6 +322,7 @@ def assign(
             rule=given.get(name),
             terms=terms,
             cards=cards,
+            once=once,
             since=first_seen.get(name, 0.0),
         )
         for name in sorted(members)
@@ -363,6 +366,7 @@ def _tenant(
     rule: TenantRule | None,
     terms: Terms,
     cards: Mapping[int, set[str]],
+    once: Collection[int],
     since: float,
 ) -> Tenant:
     bond = terms.bind(rule)
@@ -371,7 +375,7 @@ def _tenant(
         {place_of(p.cgroup) for p in processes},
         key=lambda p: (p.home not in with_card, p.home, p.unit, p.slurm_step, p.pod),
     )
-    first = sorted(processes, key=lambda p: (p.pid not in cards, p.pid))
+    first = sorted(processes, key=lambda p: (p.pid not in cards, p.pid not in once, p.pid))
     on_card = sum(p.pid in cards for p in processes)
     listed = first[: max(_PROCESSES_MOST, on_card)]
     return Tenant(

@@ -69,6 +69,8 @@ class Tenants:
         self._started: dict[int, int] = {}
         self._picture: _Picture | None = None
         self._since: dict[str, float] = {}
+        self._once: set[int] = set()
+        """Processes that live and have been on a card."""
         self._present: frozenset[tuple[str, str]] = frozenset()
         self._table_read = float("-inf")
         self._hearing = False
@@ -190,7 +192,10 @@ class Tenants:
         processes = table.values()
         rules = self._rules
         own = own_processes(processes, self._agent_pid)
-        claims = assign(processes, on_cards, rules=rules, terms=self._terms, own=own)
+        self._once = {p.pid for p in on_cards} | (self._once & table.keys())
+        claims = assign(
+            processes, on_cards, rules=rules, terms=self._terms, own=own, once=self._once
+        )
         self._since = {t.name: self._since.get(t.name, now.mono) for t in claims.tenants}
         dated = tuple(msgspec.structs.replace(t, since=self._since[t.name]) for t in claims.tenants)
         claims = msgspec.structs.replace(claims, tenants=dated)

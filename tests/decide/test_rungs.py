@@ -173,16 +173,37 @@ def test_an_mps_client_gets_less_at_its_next_launch_whichever_lever_is_in_use() 
     assert threads.value == pytest.approx(w.share("train"))
 
 
-@pytest.mark.parametrize(("server", "free"), [(3, False), (4, True)])
-def test_who_shares_an_mps_server_with_l1_is_not_frozen(server: int, *, free: bool) -> None:
+SHARED = MpsDaemon("main", up=True, clients=(MpsClient(7, 3), MpsClient(50, 3)))
+APART = MpsDaemon("main", up=True, clients=(MpsClient(7, 3), MpsClient(50, 4)))
+STRANGER = MpsDaemon("main", up=True, clients=(MpsClient(7, 3), MpsClient(99, 3)))
+UNREAD = MpsDaemon("main", up=True, why="server 3 does not answer", clients=(MpsClient(7, 3),))
+DOWN = MpsDaemon("main", up=False, why="no daemon")
+
+
+@pytest.mark.parametrize(
+    ("daemons", "why"),
+    [
+        ((APART,), ""),
+        ((SHARED,), "chat (L1)"),
+        ((STRANGER,), "process 99"),
+        ((UNREAD,), "not known"),
+        ((DOWN,), "not known"),
+        ((), "not known"),
+        (None, "not known"),
+    ],
+)
+def test_an_mps_client_is_frozen_only_where_its_server_is_known_to_work_for_no_l1(
+    daemons: tuple[MpsDaemon, ...] | None, why: str
+) -> None:
     chat = msgspec.structs.replace(CHAT, processes=(process(50),))
-    w = world(batch(("freeze",)), chat=chat)
-    clients = (MpsClient(7, 3), MpsClient(50, server))
-    w.mps = (MpsDaemon("main", up=True, clients=clients),)
+    w = world(batch(("freeze",), pids=(7,)), chat=chat)
+    w.listed = tuple(msgspec.structs.replace(p, kind="mps") for p in w.listed or ())
+    w.mps = daemons
     suffer(w, 6)
     [setting] = [s for s in w.decision.settings if s.knob is RUNNING]
-    assert (setting.blocked is None) is free
-    assert free or "chat (L1)" in (setting.blocked.why if setting.blocked else "")
+    said = setting.blocked.why if setting.blocked else ""
+    assert bool(said) == bool(why)
+    assert why in said
 
 
 def test_ending_is_the_last_of_all() -> None:
@@ -194,6 +215,54 @@ def test_ending_is_the_last_of_all() -> None:
             if s.knob.name not in order:
                 order.append(s.knob.name)
     assert order == [k.name for k in (CPU_MAX, RUNNING, SUSPENDED, TERMINATED)]
+
+
+def refuse(w: World, knob: Knob) -> None:
+    """What was tried of a knob is refused; everything else is made."""
+    w.outcomes = [
+        Outcome(s.knob, s.subject, s.value, None, None, "refused", "no such tool", w.now)
+        if s.knob is knob
+        else Outcome(s.knob, s.subject, s.value, s.value, 1.0, "applied", "", w.now)
+        for s in tried(w)
+    ]
+
+
+@LAWS
+def test_a_gentler_lever_that_is_refused_is_no_reason_to_end_anybody_sooner(law: Law) -> None:
+    w = world(batch(("suspend", "terminate")), law=law)
+    w.latencies["chat"] = 0.2
+    refused_at = ended_at = None
+    for second in range(120):
+        w.step()
+        if any(s.knob is SUSPENDED for s in tried(w)):
+            refused_at = second
+        if any(s.knob is TERMINATED for s in tried(w)):
+            ended_at = second
+            break
+        refuse(w, SUSPENDED)
+    assert refused_at is not None
+    assert ended_at is not None
+    assert ended_at - refused_at >= law.time_box
+
+
+def test_nobody_is_ended_for_trouble_that_is_shorter_than_a_time_box() -> None:
+    w = world(batch(("terminate",)))
+    suffer(w, 25)
+    assert tried(w) == []
+    suffer(w, 15)
+    assert {s.knob for s in tried(w)} == {TERMINATED}
+
+
+def test_who_is_suspended_for_one_cause_is_not_frozen_for_another() -> None:
+    w = promised(("freeze", "suspend"))
+    suffer(w, 10)
+    assert {s.knob for s in tried(w)} == {SUSPENDED}
+
+
+def test_a_tenant_without_a_cgroup_can_be_suspended() -> None:
+    w = world(batch(("suspend",), seats=()))
+    suffer(w, 6)
+    assert {s.knob for s in tried(w)} == {SUSPENDED}
 
 
 def test_heat_ends_nobody() -> None:

@@ -130,7 +130,8 @@ class World:
         for card in self.gpus:
             self.card(card.uuid, used=10 * GIB, celsius=50, watts=100, limit=card.power_max_watts)
         for one in self.tenants:
-            self.uses(one.name, cores=2.0)
+            if one.seats:
+                self.uses(one.name, cores=2.0)
 
     def card(
         self,

@@ -60,16 +60,19 @@ def run(
     checks: Mapping[str, Check], ground: Ground, *, limit: float, log: Callable[[], str]
 ) -> Iterator[dict[str, Any]]:
     """One result for each: check, result, seconds, why, and for a failure what the agent said."""
-    signal.signal(signal.SIGALRM, _too_long)
-    for name, check in checks.items():
-        began = time.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, limit)
-        said = _attempt(check, ground, limit)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if said["result"] == "fail":
-            said["log"] = log()
-            ground.clear()
-        yield {"check": name, "seconds": time.monotonic() - began, **said}
+    before = signal.signal(signal.SIGALRM, _too_long)
+    try:
+        for name, check in checks.items():
+            began = time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, limit)
+            said = _attempt(check, ground, limit)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if said["result"] == "fail":
+                said["log"] = log()
+                ground.clear()
+            yield {"check": name, "seconds": time.monotonic() - began, **said}
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def _attempt(check: Check, ground: Ground, limit: float) -> dict[str, Any]:
