@@ -54,9 +54,7 @@ _LISTENER_SECONDS = 5.0
 _STOP_SECONDS = 12.0
 """How long a stop tries to put back what cannot be at once: a driver that hangs gets a new reader.
 
-With what is waited for before it, it fits into TimeoutStopSec of systemd/gpuagent.service; what takes
-longer (`Knob.put_back_seconds`) is waited for all the same, and more time asked for meanwhile.
-"""
+It fits into the unit's TimeoutStopSec; for `Knob.put_back_seconds` more time is asked for."""
 
 _log = structlog.get_logger()
 

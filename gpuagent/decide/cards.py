@@ -96,6 +96,8 @@ def _conflict(mode: int, gpu: Gpu, state: NodeState) -> str:
 
 def _who(processes: list[GpuProcess], state: NodeState) -> str:
     """The tenants these processes belong to, in words; those of none by number."""
-    owners = {p.pid: t.name for t in state.inventory.tenants or () for p in t.processes}
-    names = sorted({owners.get(p.pid, f"process {p.pid}") for p in processes})
+    owners = state.inventory.owners()
+    names = sorted(
+        {owners[p.pid].name if p.pid in owners else f"process {p.pid}" for p in processes}
+    )
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

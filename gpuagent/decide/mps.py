@@ -78,8 +78,10 @@ def _defaults(groups: Sequence[MpsGroup], state: NodeState) -> Iterator[Setting]
 
 def _against(daemon: MpsDaemon, state: NodeState) -> str:
     """Why no default may be set; empty where it may."""
+    if daemon.up and not daemon.clients_known:
+        return f"not all of its clients are known, and so not whether one is L1: {daemon.why}"
     tenants = state.inventory.tenants or ()
-    owners = {p.pid: t for t in tenants for p in t.processes}
+    owners = state.inventory.owners()
     on_it = [owners[c.pid] for c in daemon.clients if c.pid in owners]
     first = next((t.name for t in on_it if t.level is Level.L1), "")
     if first:

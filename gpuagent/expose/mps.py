@@ -64,7 +64,7 @@ class MpsView(View, frozen=True):
 def view(snapshot: Snapshot) -> MpsView:
     """What is known of all daemons."""
     known = snapshot.state.inventory
-    owners = {p.pid: t for t in known.tenants or () for p in t.processes}
+    owners = known.owners()
     if known.mps is None:
         return MpsView(daemons=None)
     return MpsView(daemons=tuple(_daemon(snapshot, d, owners) for d in known.mps))

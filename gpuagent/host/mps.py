@@ -18,8 +18,8 @@ from gpuagent.host.mps_keeper import Detached, Keeper, Unit
 from gpuagent.host.mps_own import OwnDaemon
 from gpuagent.model.inventory import MpsClient, MpsDaemon, MpsServer
 
-UNIT_FOLDER = "/run/gpuagent/mps"
-"""As the template `gpuagent-mps@.service` says."""
+UNIT_FOLDER = "/run/gpuagent-mps"
+"""As the template `gpuagent-mps@.service` says: it outlives the agent, as the daemons do."""
 LOG_FOLDER = "/var/log/gpuagent-mps"
 _SYSTEMD = "/run/systemd/system"
 """There while systemd runs the host (sd_booted(3))."""
@@ -86,7 +86,12 @@ class MpsDaemons:
         await self._found(name).control.set_default_threads(ratio)
 
     async def running(self, name: str) -> bool:
-        return await self._found(name).own.running()
+        found = self._found(name)
+        running = await found.own.running()
+        # Of one that is configured no longer it is known no more than where it is.
+        if running and found.group.own and name in self._daemons:
+            self._keeper.running(found.group)
+        return running
 
     async def start(self, name: str) -> None:
         found = self._found(name)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gpuagent.config import MpsGroup
 from gpuagent.errors import Unavailable
+from gpuagent.host import tool
 from gpuagent.host.mps_control import environment, run
 
 MARK = "GPUAGENT_MPS_GROUP"
@@ -28,6 +29,9 @@ class Keeper(Protocol):
 
     async def begin(self, group: MpsGroup) -> None:
         """Raises Unsupported, Unavailable."""
+
+    def running(self, group: MpsGroup) -> None:
+        """It runs: see that what it needs to be ended well is there."""
 
     async def end(self, group: MpsGroup) -> None:
         """With all its servers, whoever is connected. Raises Unavailable where it stays."""
@@ -49,7 +53,7 @@ class Unit:
     def __init__(
         self, program: str, *, folder: str, logs: str, systemctl: str = "systemctl"
     ) -> None:
-        """`folder` is where the unit looks for its environment: /run/gpuagent/mps."""
+        """`folder` is where the unit looks for its environment: /run/gpuagent-mps."""
         self._program = program
         self._folder = folder
         self._logs = logs
@@ -57,24 +61,37 @@ class Unit:
 
     async def begin(self, group: MpsGroup) -> None:
         try:
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
-            path = os.path.join(self._folder, f"{group.name}.env")
-            _write(path, environment_file(settings(group, self._program, self._logs)))
+            self._tell(group)
         except OSError as error:
             raise Unavailable(f"{self._folder}: {error.strerror}") from error
         await self._ask("start", group, _START_SECONDS)
+
+    def running(self, group: MpsGroup) -> None:
+        """Without its environment systemd cannot tell it to quit, and kills it with its clients."""
+        with contextlib.suppress(OSError):  # the daemon works all the same
+            self._tell(group)
+
+    def _tell(self, group: MpsGroup) -> None:
+        """See that the environment is where the unit looks for it. Raises OSError."""
+        path = os.path.join(self._folder, f"{group.name}.env")
+        text = environment_file(settings(group, self._program, self._logs))
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            if file.read() == text:
+                return
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        _write(path, text)
 
     async def end(self, group: MpsGroup) -> None:
         await self._ask("stop", group, _END_SECONDS)
 
     async def _ask(self, verb: str, group: MpsGroup, seconds: float) -> None:
         unit = f"gpuagent-mps@{group.name}.service"
-        env = {"PATH": environment("")["PATH"], "LC_ALL": "C"}
-        code, _, complaint = await run(
-            (self._systemctl, "--no-ask-password", verb, unit), env, seconds=seconds
-        )
-        if code:
-            raise Unavailable(f"systemctl {verb} {unit} fails: {complaint or f'exit code {code}'}")
+        systemctl = tool.find(self._systemctl, "systemd runs this host")
+        ran = await tool.run((systemctl, "--no-ask-password", verb, unit), seconds=seconds)
+        if ran.code:
+            raise Unavailable(f"systemctl {verb} {unit} fails: {ran.line}")
+        if not ran.in_time:
+            raise Unavailable(f"systemctl {verb} {unit} takes longer than {seconds:g} s")
 
 
 def _write(path: str, text: bytes) -> None:
@@ -111,6 +128,9 @@ class Detached:
         if code:
             words = complaint or out.strip() or f"exit code {code}"
             raise Unavailable(f"{self._program} -d fails: {words}")
+
+    def running(self, group: MpsGroup) -> None:
+        """Nobody but the agent ends it."""
 
     async def end(self, group: MpsGroup) -> None:
         mark = f"{MARK}={group.name}".encode()

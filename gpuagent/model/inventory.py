@@ -1,5 +1,6 @@
 """Who and what exists on this host: cards, links, processes, tenants. It changes slowly."""
 
+from collections.abc import Iterable
 from enum import IntEnum, unique
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -289,9 +290,19 @@ class MpsDaemon(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] = ()
     """Its cards as configured: UUIDs, or patterns of UUIDs; () where nobody has said."""
 
+    @property
+    def clients_known(self) -> bool:
+        """Whether these are all its servers and clients: not while anything of it could not be read."""
+        return self.up and not self.why
+
     def serves(self, uuid: str) -> bool:
         """Whether a card is one of its own, as far as the configuration says."""
         return any(fnmatchcase(uuid, pattern) for pattern in self.gpus)
+
+
+def owners_of(tenants: Iterable[Tenant]) -> dict[int, Tenant]:
+    """Whose a process is, by pid."""
+    return {p.pid: t for t in tenants for p in t.processes}
 
 
 class Inventory(msgspec.Struct, frozen=True):
@@ -310,6 +321,10 @@ class Inventory(msgspec.Struct, frozen=True):
 
     def tenant(self, name: str) -> Tenant | None:
         return next((t for t in self.tenants or () if t.name == name), None)
+
+    def owners(self) -> dict[int, Tenant]:
+        """Whose a process is, by pid."""
+        return owners_of(self.tenants or ())
 
     def on_card(self, uuid: str) -> tuple[Tenant, ...]:
         """Tenants with a process on this card."""

@@ -45,7 +45,7 @@ class MpsWatch:
         if reason != self._reason or now.mono - self._asked_at >= ASK_SECONDS:
             self._reason, self._asked_at = reason, now.mono
             self._daemons = tuple(await self._mps.daemons())
-        owners = owners_of(state)
+        owners = state.inventory.owners()
         events = tuple(self._said.news(self._daemons, owners, state, now.mono))
         return Sensed(
             readings=tuple(self._readings(owners, state)), mps=self._daemons, events=events
@@ -56,7 +56,7 @@ class MpsWatch:
         for daemon in self._daemons:
             subject = on_mps(daemon.name)
             yield Reading(MPS_UP, subject, float(daemon.up), at)
-            if not daemon.up:
+            if not daemon.clients_known:
                 continue
             yield Reading(MPS_SERVERS, subject, len(daemon.servers), at)
             yield Reading(MPS_CLIENTS, subject, len(daemon.clients), at)
@@ -66,10 +66,12 @@ class MpsWatch:
         if not self._daemons:
             return
         clients = {c.pid for d in self._daemons for c in d.clients}
-        all_up = all(d.up for d in self._daemons)
+        all_known = all(d.clients_known for d in self._daemons)
+        unread = _unread(self._daemons)
         for tenant in state.inventory.tenants or ():
             count = sum(owners[pid] is tenant for pid in clients if pid in owners)
-            if count or all_up:
+            # Of a daemon that is down there are none to miss, as far as can be said.
+            if all_known or (count and not unread):
                 yield Reading(TENANT_MPS_CLIENTS, on_tenant(tenant.name), count, at)
 
 
@@ -78,11 +80,6 @@ def _reason(state: NodeState) -> object:
     listed = state.inventory.gpu_processes or ()
     turned = {(k.name, s.gpu): o.result for (k, s), o in state.outcomes.items() if s.on is On.MPS}
     return frozenset((p.pid, p.gpu) for p in listed), turned
-
-
-def owners_of(state: NodeState) -> dict[int, Tenant]:
-    """Whose a process is, by pid."""
-    return {p.pid: t for t in state.inventory.tenants or () for p in t.processes}
 
 
 class _Said:
@@ -145,6 +142,8 @@ class _Said:
                     f"left: {_everybody(met, owners)}"
                 )
                 yield Event("mps-fault", now, text, on_mps(daemon.name), alert=True)
+        if daemon.up and not daemon.clients_known:
+            return  # a server that could not be read has not gone
         there = {(daemon.name, s.pid) for s in daemon.servers}
         gone = {k for k in self._met if k[0] == daemon.name} - there
         for key in gone:
@@ -154,7 +153,8 @@ class _Said:
     def _sharing(
         self, daemons: Sequence[MpsDaemon], owners: Mapping[int, Tenant], now: float
     ) -> Iterator[Event]:
-        holds: set[tuple[str, int, str, str]] = set()
+        # What cannot be looked at now is as it was.
+        holds = {s for s in self._shared if s[0] in _unread(daemons)}
         for daemon in daemons:
             for server in daemon.servers:
                 here = {
@@ -191,7 +191,7 @@ class _Said:
             if pid in clients and pid in owners:
                 key = (owners[pid].name, gpu)
                 counts[key] = counts.get(key, 0) + 1
-        over = set()
+        over = set(self._over) if _unread(daemons) else set()
         for (name, gpu), count in sorted(counts.items()):
             tenant = state.inventory.tenant(name)
             most = None if tenant is None else tenant.limits.mps_contexts
@@ -205,6 +205,11 @@ class _Said:
                 numbers = (("contexts", float(count)), ("limit", float(most)))
                 yield Event("mps-contexts-over", now, text, on_tenant(name), numbers, alert=True)
         self._over = over
+
+
+def _unread(daemons: Sequence[MpsDaemon]) -> frozenset[str]:
+    """Daemons that run, and have more servers or clients than are known, maybe."""
+    return frozenset(d.name for d in daemons if d.up and not d.clients_known)
 
 
 def _by_name(tenant: Tenant) -> str:

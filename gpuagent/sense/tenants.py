@@ -13,7 +13,14 @@ import msgspec
 
 from gpuagent.config import Config
 from gpuagent.errors import Gone, Refused, Unavailable, Unsupported
-from gpuagent.model.inventory import GpuProcess, Process, Tenant, on_tenant, on_tenant_gpu
+from gpuagent.model.inventory import (
+    GpuProcess,
+    Process,
+    Tenant,
+    on_tenant,
+    on_tenant_gpu,
+    owners_of,
+)
 from gpuagent.model.state import Event, Instant, NodeState, Reading, Sensed
 from gpuagent.model.vocab import (
     TENANT_GPU_MEMORY_BYTES,
@@ -282,12 +289,11 @@ def _counts(tenants: Iterable[Tenant], at: float) -> list[Reading]:
 
 def _on_cards(picture: _Picture, at: float) -> list[Reading]:
     """Memory, utilisation and number of processes of each tenant on each card, as far as known."""
-    owner = {p.pid: t.name for t in picture.tenants for p in t.processes}
+    owners = owners_of(picture.tenants)
     lists: dict[tuple[str, str], list[GpuProcess]] = {}
     for listed in picture.on_cards:
-        name = owner.get(listed.pid)
-        if name is not None:
-            lists.setdefault((name, listed.gpu), []).append(listed)
+        if listed.pid in owners:
+            lists.setdefault((owners[listed.pid].name, listed.gpu), []).append(listed)
     readings: list[Reading] = []
     for (name, gpu), some in lists.items():
         subject = on_tenant_gpu(name, gpu)
