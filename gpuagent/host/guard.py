@@ -12,7 +12,14 @@ little of it. A message is one datagram of words:
 It says "frozen NUMBER" once a new one has been seen frozen, and "lost NUMBER WHY" where it has let one
 go. Everything is thawed when the agent's end closes, on SIGTERM, and on any error, a message that is
 not understood included; while the agent is silent it rests thawed. A cgroup whose file somebody else
-has written to is his: it is let go as it is.
+has written to is his: it is let go as it is, but never as our own write has frozen it.
+
+Whose a "1" is in a pulse, the file does not say. A writer shows as an opening, a modification and a
+closing; but so does `echo foo > cgroup.freeze`, which writes nothing and truncates (6.18 shows
+that as a modification, too). To truncate changes the time of modification, to write does not (kernfs):
+with each write of ours it is set to what no clock says. Where it has changed, the pulse is thawed at its
+end all the same, and then the cgroup is let go: who freezes it again has it. What falls together with a
+write of ours counts as ours.
 """
 
 import contextlib
@@ -36,7 +43,11 @@ MESSAGE_BYTES_MAX = 1 << 16
 
 _FROZEN_WITHIN_SECONDS = 0.001
 """First look at whether it is frozen: the kernel took 0.5 ms for one process that sleeps (measured)."""
-_IN_CLOSE_WRITE = 8  # include/uapi/linux/inotify.h
+_IN_MODIFY = 0x2  # include/uapi/linux/inotify.h
+_IN_CLOSE_WRITE = 0x8
+_IN_OPEN = 0x20
+_UNTOUCHED_NS = 0
+"""Time of modification of a file that nobody has truncated since we wrote to it."""
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _EVENT_BYTES = 16
 _NICE = -10
@@ -113,6 +124,8 @@ class Held:
         self.number = number
         self.turn = turn
         self.watch = -1
+        self.doubted = False
+        """Somebody may have frozen it in this pulse, and it may be us alone."""
         self.pulses = 0
         self.seconds = 0.0
         self.look = turn.due
@@ -126,12 +139,21 @@ class Held:
         return min(self.turn.due, self.look) if self.turn.frozen else self.turn.due
 
     def freeze(self, now: float) -> None:
-        os.pwrite(self.freeze_fd, b"1\n", 0)
+        self._write(b"1\n")
         if self.look < math.inf:
             self.look = now + self._wait
 
     def thaw(self) -> None:
-        os.pwrite(self.freeze_fd, b"0\n", 0)
+        self._write(b"0\n")
+
+    def _write(self, text: bytes) -> None:
+        os.pwrite(self.freeze_fd, text, 0)
+        with contextlib.suppress(OSError):  # then it looks truncated
+            os.utime(self.freeze_fd, ns=(_UNTOUCHED_NS, _UNTOUCHED_NS))
+
+    def is_truncated(self) -> bool:
+        """Whether somebody has truncated the file since our last write."""
+        return os.fstat(self.freeze_fd).st_mtime_ns != _UNTOUCHED_NS
 
     def told(self) -> bool:
         """Whether it is told to be frozen."""
@@ -151,34 +173,59 @@ class Held:
 
 
 class Watch:
-    """inotify on control files, of which only the closing of a writer is told: our own stay open."""
+    """inotify on control files: who has opened one, modified it and closed it, one right after the other.
+
+    So much, since nothing of it is about a process. Ours stay open, and what is ours is told by `skip`.
+    """
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None)
         self.fd: int = self._libc.inotify_init1(_NONBLOCK_CLOEXEC)
         """-1 where there is none: then a foreign write shows by what the file says."""
+        self._latest: dict[int, int] = {}
+        """By watch: opened, or modified after that."""
+        self._written: set[int] = set()
 
     def add(self, fd: int) -> int:
         if self.fd < 0:
             return -1
         path = b"/proc/self/fd/%d" % fd
-        return int(self._libc.inotify_add_watch(self.fd, path, _IN_CLOSE_WRITE))
+        mask = _IN_OPEN | _IN_MODIFY | _IN_CLOSE_WRITE
+        return int(self._libc.inotify_add_watch(self.fd, path, mask))
 
     def drop(self, watch: int) -> None:
         if watch >= 0:
             self._libc.inotify_rm_watch(self.fd, watch)
+            self.skip(watch)
 
     def written(self) -> set[int]:
-        """Watches whose file somebody has written to and closed."""
-        found: set[int] = set()
+        """Watches whose file somebody seems to have written to; each once."""
+        self._read()
+        found, self._written = self._written, set()
+        return found
+
+    def skip(self, watch: int) -> None:
+        """What has happened to this one until now is our own doing, or may be."""
+        self._read()
+        self._latest.pop(watch, None)
+        self._written.discard(watch)
+
+    def _read(self) -> None:
+        if self.fd < 0:
+            return
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.fd, 4096):
                 # Events about files, not folders, carry no name: each is 16 bytes long.
                 for at in range(0, len(data), _EVENT_BYTES):
-                    mask = int.from_bytes(data[at + 4 : at + 8], sys.byteorder)
-                    if mask & _IN_CLOSE_WRITE:
-                        found.add(int.from_bytes(data[at : at + 4], sys.byteorder))
-        return found
+                    watch = int.from_bytes(data[at : at + 4], sys.byteorder, signed=True)
+                    self._take(watch, int.from_bytes(data[at + 4 : at + 8], sys.byteorder))
+
+    def _take(self, watch: int, mask: int) -> None:
+        before = self._latest.pop(watch, 0)
+        if mask & _IN_OPEN or (mask & _IN_MODIFY and before):
+            self._latest[watch] = mask
+        elif mask & _IN_CLOSE_WRITE and before & _IN_MODIFY:
+            self._written.add(watch)
 
 
 class Guard:
@@ -206,6 +253,7 @@ class Guard:
                 self._hear()
                 self._leave_to_others()
                 self._step()
+                self._leave_to_others()  # what was read meanwhile wakes nobody
         finally:
             for held in self._held.values():
                 if held.turn.frozen:
@@ -279,7 +327,7 @@ class Guard:
                 self._count(held, self._clock() - held.turn.since)
                 held.thaw()
         except OSError as error:
-            self._lose(held, error.strerror or "an error")
+            self._lose(held, _words(error))
             return
         self._forget(held)
         self._say("thawed", str(number), str(held.pulses), f"{held.seconds:.3f}")
@@ -299,11 +347,12 @@ class Guard:
         if self._held and not self._resting and now - self._heard >= SILENCE_SECONDS:
             self._rest(now)
         for held in list(self._held.values()):
-            if held.due <= now:
+            # One of them may have been let go on the turn of another.
+            if held.due <= now and held.number in self._held:
                 try:
                     self._turn(held, now)
                 except OSError as error:
-                    self._lose(held, error.strerror or "an error")
+                    self._lose(held, _words(error))
 
     def _turn(self, held: Held, now: float) -> None:
         if held.turn.frozen and held.look <= now:
@@ -311,17 +360,27 @@ class Guard:
             held.looked(now, frozen=seen)
             if seen:
                 self._say("frozen", str(held.number))
-        if not held.turn.step(now):
+        if now < held.turn.due:
+            return
+        self._leave_to_others()
+        if held.number not in self._held or not held.turn.step(now):
             return
         if held.told() is held.turn.frozen:
             self._give_up(held)
         elif held.turn.frozen:
             held.freeze(now)
+            self._watch.skip(held.watch)
         else:
-            self._count(held, held.turn.lasted)
-            held.thaw()
-            if held.look < math.inf:
+            self._end_pulse(held)
+            if held.look < math.inf and held.number in self._held:
                 self._lose(held, "it did not come to rest within the pulse")
+
+    def _end_pulse(self, held: Held) -> None:
+        self._count(held, held.turn.lasted)
+        held.thaw()
+        self._watch.skip(held.watch)
+        if held.doubted:
+            self._give_up(held)
 
     def _count(self, held: Held, seconds: float) -> None:
         if held.is_frozen():
@@ -336,20 +395,23 @@ class Guard:
             held.turn.rest(now)
             try:
                 if frozen:
-                    self._count(held, held.turn.lasted)
-                    held.thaw()
+                    self._end_pulse(held)
             except OSError as error:
-                self._lose(held, error.strerror or "an error")
+                self._lose(held, _words(error))
 
     def _leave_to_others(self) -> None:
-        if self._watch.fd < 0:
-            return
         written = self._watch.written()
         for held in [h for h in self._held.values() if h.watch in written]:
-            self._give_up(held)
+            try:
+                held.doubted = held.turn.frozen and held.told() and held.is_truncated()
+            except OSError as error:
+                self._lose(held, _words(error))
+                continue
+            if not held.doubted:
+                self._give_up(held)
 
     def _give_up(self, held: Held) -> None:
-        """Leave it as somebody else wants it."""
+        """Leave it as it is: as somebody else wants it."""
         self._forget(held)
         self._say("lost", str(held.number), "another")
 
@@ -364,6 +426,10 @@ class Guard:
         del self._held[held.number]
         self._watch.drop(held.watch)
         held.close()
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or "an error"
 
 
 def fraction(text: str, most: float) -> float:

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 
-from tests.bench import commands, cost, evaluate, reaction, telling, week, zeus
+from tests.bench import commands, cost, evaluate, reaction, siege, telling, week, zeus
 from tests.bench.pace import Pace
 from tests.bench.rows import Group, Row, not_measured, show, write
 
@@ -21,6 +21,7 @@ OUT = os.path.join("build", "bench.json")
 GROUPS: dict[str, Callable[[Pace], Iterable[Row]]] = {
     "cost": cost.measure,
     "telling": telling.measure,
+    "siege": siege.measure,
     "reaction": reaction.measure,
     "commands": commands.measure,
     "zeus": zeus.measure,

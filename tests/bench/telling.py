@@ -57,7 +57,7 @@ def _rounds(here: Scene, pace: Pace, *, per_second: float, seconds: float) -> li
     return found
 
 
-def _quietest(rounds: list[Round], machine: Lags) -> Round:
+def quietest(rounds: list[Round], machine: Lags) -> Round:
     return min(rounds, key=lambda r: p99(r.of(machine)))
 
 
@@ -67,7 +67,7 @@ def _latency(
     with here.running(), Lagging(here.stage.folder) as alone:
         rounds = _rounds(here, pace, per_second=_PER_SECOND, seconds=21)
         machine = alone.end()
-    quiet = _quietest(rounds, machine)
+    quiet = quietest(rounds, machine)
     scrapes = quiet.scrapes
     yield Row(
         f"/metrics p99, {what}",
@@ -92,7 +92,7 @@ def _lag(here: Scene, pace: Pace) -> Iterator[Row]:
         with here.working():
             rounds = _rounds(here, pace, per_second=1.0, seconds=21)
         seen, machine = agent.end(), alone.end()
-    quiet = _quietest(rounds, machine)
+    quiet = quietest(rounds, machine)
     late = quiet.of(seen)
     yield Row(
         "event-loop lag p99 while scraped 1/s, 16 GPUs, 200 tenants",

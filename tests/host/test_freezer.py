@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -46,8 +47,14 @@ class Cage:
         return "frozen 1" in (self.folder / "cgroup.events").read_text()
 
     def write(self, text: str) -> None:
-        """As somebody else would."""
-        (self.folder / "cgroup.freeze").write_text(text)
+        """As somebody else would: a service manager, a container runtime."""
+        with (self.folder / "cgroup.freeze").open("r+") as file:
+            file.write(text)
+
+    def echo(self, text: str) -> None:
+        """As a shell does, which truncates first."""
+        with contextlib.suppress(OSError):  # what the kernel does not understand
+            (self.folder / "cgroup.freeze").write_text(text)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -236,6 +243,7 @@ async def test_what_somebody_else_freezes_meanwhile_is_his(
     await freezer.set(cage.path, cage.inode, 0.5)
     await until(lambda: cage.is_frozen() is not while_frozen)
     await until(lambda: cage.is_frozen() is while_frozen)
+    await asyncio.sleep(PULSE / 5)  # not in the same moment as the guard
     cage.write("1")
     await until(cage.is_frozen)
     await asyncio.sleep(5 * PULSE)
@@ -248,6 +256,78 @@ async def test_what_somebody_else_freezes_meanwhile_is_his(
     assert await by(freezer, cage) == "nobody"
     await freezer.set(cage.path, cage.inode, 0.5)
     await until(cage.is_frozen)
+
+
+TOUCHES: dict[str, Callable[[Cage], object]] = {
+    "opens it": lambda cage: (cage.folder / "cgroup.freeze").open("r+").close(),
+    "appends nothing": lambda cage: (cage.folder / "cgroup.freeze").open("a").close(),
+    "touches it": lambda cage: os.utime(cage.folder / "cgroup.freeze"),
+    "truncates it": lambda cage: cage.echo(""),
+    "fails to write": lambda cage: cage.echo("foo"),
+    "reads it": lambda cage: (cage.folder / "cgroup.freeze").read_text(),
+}
+
+
+@pytest.mark.parametrize("how", TOUCHES)
+async def test_what_we_froze_is_thawed_whoever_meddles_without_writing(
+    freezer: CgroupFreezer, cage: Cage, how: str
+) -> None:
+    await freezer.set(cage.path, cage.inode, 0.3)
+    for _ in range(3):
+        await until(cage.is_frozen)
+        TOUCHES[how](cage)
+        await until(lambda: not cage.is_frozen(), 3.0)
+        if await by(freezer, cage) != "us":
+            await freezer.set(cage.path, cage.inode, 0.3)
+    await freezer.set(cage.path, cage.inode, 1)
+    await asyncio.sleep(2 * PULSE)
+    assert not cage.is_frozen()
+
+
+@pytest.mark.parametrize("how", ["opens it", "appends nothing", "touches it", "reads it"])
+async def test_who_writes_nothing_takes_nothing_from_us(
+    freezer: CgroupFreezer, cage: Cage, how: str
+) -> None:
+    await freezer.set(cage.path, cage.inode, 0.5)
+    for _ in range(20):
+        TOUCHES[how](cage)
+        await asyncio.sleep(PULSE / 7)
+    assert await by(freezer, cage) == "us"
+    await until(cage.is_frozen)
+
+
+async def test_a_random_crowd_that_writes_nothing_never_makes_a_pulse_last(
+    freezer: CgroupFreezer, cage: Cage
+) -> None:
+    chance = random.Random(5)
+    freezer.reconfigure(Freeze(pulse=0.02))
+    until_ = time.monotonic() + 4
+    thawed_at = time.monotonic()
+    while (now := time.monotonic()) < until_:
+        if not cage.is_frozen():
+            thawed_at = now
+            if await by(freezer, cage) == "nobody":
+                await freezer.set(cage.path, cage.inode, 0.5)
+        assert now - thawed_at < 1.0, "left frozen"
+        for how in chance.choices(list(TOUCHES), k=chance.randrange(4)):
+            TOUCHES[how](cage)
+        await asyncio.sleep(chance.uniform(0, 0.005))
+
+
+async def test_a_freeze_by_a_shell_in_a_pulse_is_his_from_the_second_time_on(
+    freezer: CgroupFreezer, cage: Cage
+) -> None:
+    """What truncates may have written nothing, so that our own freeze may be all there is."""
+    await freezer.set(cage.path, cage.inode, 0.2)
+    await until(cage.is_frozen)
+    await asyncio.sleep(PULSE / 5)
+    cage.echo("1")
+    await until(lambda: not cage.is_frozen())
+    await asyncio.sleep(PULSE)  # a pulse more would show
+    assert await by(freezer, cage) == "nobody"
+    cage.echo("1")
+    await asyncio.sleep(3 * PULSE)
+    assert cage.is_frozen()
 
 
 async def test_what_somebody_else_thaws_is_left_thawed(freezer: CgroupFreezer, cage: Cage) -> None:

@@ -233,6 +233,52 @@ def test_what_does_not_come_to_rest_is_let_go(tmp_path: Path) -> None:
         assert files.told == "0"
 
 
+def pulses_of(line: socket.socket) -> int:
+    """How many it has counted of 7; fails where it has let go of it."""
+    line.send(b"beat")
+    word, told = line.recv(100).decode().split()
+    assert word == "beat", told
+    number, counted, _ = told.split(":")
+    assert number == "7"
+    return int(counted)
+
+
+def test_who_only_opens_and_closes_takes_nothing_and_is_left_nothing_frozen(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    with running_guard() as (_, line), files.opened() as fds:
+        socket.send_fds(line, [b"pulse 7 0.1 0.5"], fds)
+        assert line.recv(100) == b"frozen 7"
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            if files.told == "1":
+                files.freeze.open("r+").close()
+            time.sleep(0.01)
+        assert pulses_of(line) >= 2
+        line.send(b"thaw 7")
+        assert line.recv(100).startswith(b"thawed 7 ")
+    assert files.told == "0"
+
+
+def test_where_it_cannot_tell_whose_a_freeze_is_it_thaws_at_the_end_of_the_pulse(
+    tmp_path: Path,
+) -> None:
+    """As of a plain file, whose time of modification every write changes."""
+    files = Files(tmp_path)
+    with running_guard() as (_, line), files.opened() as fds:
+        socket.send_fds(line, [b"pulse 7 0.5 0.2"], fds)
+        assert line.recv(100) == b"frozen 7"
+        time.sleep(0.05)
+        with files.freeze.open("r+") as file:
+            file.write("1")
+        assert files.told == "1"
+        assert line.recv(100) == b"lost 7 another"
+        assert files.told == "0"
+        files.freeze.write_text("1\n")  # and now it is surely his
+        line.send(b"beat")
+        assert line.recv(100) == b"beat"
+    assert files.told == "1"
+
+
 def test_it_imports_little_and_nothing_of_ours() -> None:
     code = "import sys, runpy; runpy.run_path(sys.argv[1]); print(*sys.modules)"
     done = subprocess.run(
