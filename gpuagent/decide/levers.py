@@ -39,7 +39,7 @@ from gpuagent.model.vocab import (
     TERMINATED,
 )
 
-_OBSERVED = Blocked("would", "of this tenant, or of this family of knobs, it is only said")
+OBSERVED = Blocked("would", "of this tenant, or of this family of knobs, it is only said")
 _AT_ONCE_FAMILIES = frozenset(KNOB[name].family for name in AT_ONCE)
 _STILL_BUSY = 0.8
 """CPUs that were contended still are at this part of the mark: a weight in use is not for a second."""
@@ -111,8 +111,8 @@ class Levers:
         if held.tenant == CARD:
             return self._state.inventory.gpu(held.cause.subject.gpu) is not None
         tenant = self.tenants.get(held.tenant)
-        if tenant is None:
-            return False
+        if tenant is None or KNOB[held.knob] not in rungs(tenant, held.cause.kind):
+            return False  # a reload may have taken the lever out of its rule
         return near(self._state, held.cause.subject, tenant) or self.idled(held)
 
     def idled(self, held: Held) -> bool:
@@ -314,7 +314,11 @@ class Levers:
                 if knob.family not in tenant.levers:
                     continue
                 first = self._first_step(tenant, cause, knob)
-                useless = _OBSERVED if knob.family in tenant.observed else self._useless(first)
+                useless = self._useless(first)
+                if useless is None and knob.family in tenant.observed:
+                    if knob is TERMINATED and self._too_soon(tenant, cause):
+                        continue
+                    useless = OBSERVED
                 for setting in self._make(first):
                     blocked = setting.blocked or useless
                     if blocked is not None:

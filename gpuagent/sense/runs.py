@@ -70,10 +70,13 @@ def _ended(run: Reservation, now: Instant) -> Event:
 # -- as tenants ----------------------------------------------------------------------------------------
 
 
-def rule_of(run: Reservation) -> TenantRule:
-    """The rule that claims what is in its scope; without a scope it claims nothing by itself."""
+def rule_of(run: Reservation, declared: Collection[str] = ()) -> TenantRule:
+    """The rule that claims what is in its scope; without a scope it claims nothing by itself.
+
+    A run whose name is that of a `declared` rule since is not that tenant: it goes on under another.
+    """
     return TenantRule(
-        name=run.name,
+        name=f"run:{run.name}" if run.name in declared else run.name,
         sla=run.level,
         match=Match(cgroup=_literally(run.cgroup)),
         memory_limit=run.memory_bytes,

@@ -119,10 +119,11 @@ class Rules:
     """All rules, in order, after those of `runs`. At most 4,096 answers are remembered."""
 
     def __init__(self, given: Iterable[TenantRule] = (), runs: Iterable[Reservation] = ()) -> None:
-        runs = tuple(runs)
-        self.roots = {r.key: rule_of(r) for r in runs if not r.cgroup}
+        given, runs = tuple(given), tuple(runs)
+        declared = frozenset(r.name for r in given)
+        self.roots = {r.key: rule_of(r, declared) for r in runs if not r.cgroup}
         """Who is known by descent, since it has no cgroup of its own."""
-        rules = tuple(Rule(r) for r in (*(rule_of(r) for r in runs if r.cgroup), *given))
+        rules = tuple(Rule(r) for r in (*(rule_of(r, declared) for r in runs if r.cgroup), *given))
         self._by_place = tuple(rule for rule in rules if rule.names_place)
         self._by_process = tuple(rule for rule in rules if not rule.names_place)
         self.names = tuple(rule.given.name for rule in rules)

@@ -96,6 +96,46 @@ async def test_what_is_not_known_is_absent() -> None:
     assert (TENANT_MPS_CLIENTS, on_tenant("other")) not in values
 
 
+async def test_what_could_not_be_read_is_not_counted() -> None:
+    """What is seen of such a daemon are some of its servers and clients, or none: no number is true."""
+    here = daemon(clients={20: 7, 30: 8}, states={8: "FAULT"})
+    bench = Bench(here, daemon("h", clients={21: 9}))
+    bench.tenant("train", Level.L3, 20, 21)
+    bench.tenant("serve", Level.L1, 30)
+    bench.tenant("other", Level.L2, 40)
+    await bench.read()
+    assert bench.values()[TENANT_MPS_CLIENTS, on_tenant("train")] == 2
+    bench.mps.put(
+        msgspec.structs.replace(here, why="server 7 has not answered", servers=(), clients=())
+    )
+    await bench.read(31)
+    assert bench.values() == {
+        (MPS_UP, on_mps("g")): 1,
+        (MPS_UP, on_mps("h")): 1,
+        (MPS_SERVERS, on_mps("h")): 1,
+        (MPS_CLIENTS, on_mps("h")): 1,
+        (MPS_FAULTED_SERVERS, on_mps("h")): 0,
+    }
+
+
+async def test_what_could_not_be_read_for_a_while_is_not_said_anew() -> None:
+    here = daemon(clients={20: 7, 30: 7}, states={7: "FAULT"})
+    bench = Bench(here)
+    bench.tenant("train", Level.L3, 20, contexts=0)
+    bench.tenant("serve", Level.L1, 30)
+    bench.listed = (20, 30)
+    assert await bench.kinds() == ["mps-fault", "mps-shared-with-l1", "mps-contexts-over"]
+    bench.mps.put(msgspec.structs.replace(here, why="it hangs", servers=(), clients=()))
+    assert await bench.kinds() == []
+    bench.mps.put(here)
+    assert await bench.kinds() == []
+    # Seen to be otherwise it is news again.
+    bench.mps.put(msgspec.structs.replace(here, servers=(), clients=()))
+    assert await bench.kinds() == []
+    bench.mps.put(here)
+    assert await bench.kinds() == ["mps-fault", "mps-shared-with-l1", "mps-contexts-over"]
+
+
 async def test_without_groups_nothing_is_said() -> None:
     bench = Bench()
     bench.tenant("train", Level.L3, 20)

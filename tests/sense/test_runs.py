@@ -208,7 +208,7 @@ async def test_it_lives_as_long_as_its_process_or_its_scope() -> None:
 
 
 @pytest.mark.parametrize("gone", ["file", "cgroup", "tree"])
-async def test_a_scope_that_cannot_be_seen_keeps_nothing(gone: str) -> None:
+async def test_a_run_ends_with_its_scope_and_not_because_that_cannot_be_seen(gone: str) -> None:
     stage = Stage(run())
     del stage.processes.all[100]
     if gone == "file":
@@ -217,7 +217,7 @@ async def test_a_scope_that_cannot_be_seen_keeps_nothing(gone: str) -> None:
         stage.cgroups.remove(SCOPE)
     else:
         stage.cgroups.broken = "no tree"
-    assert len(await stage.ended()) == 1
+    assert len(await stage.ended()) == (gone == "cgroup")
 
 
 async def test_another_process_with_its_number_is_not_it() -> None:
@@ -261,3 +261,13 @@ _fits: tuple[Runs, Runs, Sensor] = (
     NoRuns(),
     RunEnds(NoRuns(), processes=FakeProcesses(), cgroups=FakeCgroups()),
 )
+
+
+@pytest.mark.parametrize("scope", [SCOPE, ""])
+def test_a_rule_that_is_declared_under_a_runs_name_is_another_tenant(scope: str) -> None:
+    service = process(7, "/system.slice/train.service")
+    inside = process(100, scope or SESSION)
+    declared = TenantRule(name="train", sla=Level.L1, match=Match(unit="train.service"))
+    claims = claimed(service, inside, runs=[run("train", cgroup=scope)], rules=[declared])
+    levels = {t.name: (t.level, [p.pid for p in t.processes]) for t in claims.tenants}
+    assert levels == {"train": (Level.L1, [7]), "run:train": (Level.L2, [100])}
