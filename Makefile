@@ -9,6 +9,8 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TOOLS := build/tools
 MPS := build/mps
+# Two at a time: the tests of real processes mostly wait. A file stays together.
+PYTEST ?= -n 2 --dist loadfile
 export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 
 .PHONY: help
@@ -35,7 +37,7 @@ demo: $(READY) ## the agent on a simulated host beside the same host without it:
 	$(VENV)/bin/gpuagent demo $(DEMO)
 
 .PHONY: demo-host
-demo-host: $(READY) ## the real daemon on a fake driver and real cgroups: growth, heat, kill -9, all put back
+demo-host: $(READY) ## the real daemon on a fake driver and plain control files: growth, heat, kill -9, all put back
 	$(PY) -m tests.demo $(DEMO)
 
 .PHONY: evaluate

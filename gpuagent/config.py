@@ -27,6 +27,9 @@ MaybePath = Annotated[str, Meta(pattern="^(/|$)", max_length=4095, extra={"quant
 Name = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/-]{0,62}$", extra={"quantity": "name"})
 ]
+GroupName = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/-]{0,62}$", extra={"quantity": "group"})
+]
 Pattern = Annotated[str, Meta(max_length=1024)]
 """Shell-style, compared with the whole text: `train-*.scope`."""
 Sla = Annotated[Level, Meta(extra={"quantity": "sla"})]
@@ -53,7 +56,10 @@ Lever = Literal[
 """A family that acts on one tenant."""
 Hours = Annotated[str, Meta(max_length=64, extra={"quantity": "hours"})]
 """A span of local time: "23:00-06:00", "sat,sun 00:00-24:00", "mon-fri 18:00-08:00"."""
-Signal = Literal["", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM", "SIGWINCH"]
+Signal = Annotated[
+    Literal["", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM", "SIGWINCH"],
+    Meta(extra={"quantity": "signal"}),
+]
 Word = Annotated[str, Meta(max_length=4095)]
 LabelPair = Annotated[
     str, Meta(max_length=512, pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*=", extra={"quantity": "label"})
@@ -261,7 +267,7 @@ class Terminate(msgspec.Struct, frozen=True):
 class MpsGroup(msgspec.Struct, frozen=True):
     """A CUDA MPS control daemon: one that runs already, or one of the agent's own."""
 
-    name: Name
+    name: GroupName
     """Its name in API, metrics and logs."""
     pipe_directory: AbsolutePath = "/tmp/nvidia-mps"  # noqa: S108 - the daemon's own default
     """CUDA_MPS_PIPE_DIRECTORY of the daemon and its clients."""
@@ -311,9 +317,10 @@ class Launch(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True):
     """`gpuagent run`."""
 
-    slice: Annotated[str, Meta(max_length=128, pattern=r"^[a-z][a-z0-9-]*\.slice$")] = (
-        "gpuagent-tenants.slice"
-    )
+    slice: Annotated[
+        str,
+        Meta(max_length=128, pattern=r"^[a-z][a-z0-9-]*\.slice$", extra={"quantity": "slice"}),
+    ] = "gpuagent-tenants.slice"
     """Slice in which its scopes are."""
     devices: tuple[Word, ...] = ()
     """Device nodes they may open beside their cards: /dev/fuse, char-infiniband_verbs."""
@@ -322,10 +329,10 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class LevelRule(msgspec.Struct, frozen=True):
-    """What holds for every tenant of one level that does not say otherwise."""
+    """What holds for every tenant of this level that does not say otherwise."""
 
     hours: tuple[Hours, ...] = ()
-    """Local times in which it may use all it gets, such as "23:00-06:00"; () for always."""
+    """Local times in which it may use all it gets, such as "23:00-06:00"; [] for always."""
     off_hours_share: Ratio | None = None
     """The most it may have at other times; leave out for its floor."""
     memory_reserved: Annotated[Bytes, Meta(gt=0)] | None = None
@@ -336,22 +343,25 @@ class Levels(msgspec.Struct, frozen=True):
     """By service level."""
 
     L1: LevelRule = LevelRule()
-    """Latency-critical."""
+    """L1, latency-critical."""
     L2: LevelRule = LevelRule()
-    """Batch."""
+    """L2, batch."""
     L3: LevelRule = LevelRule()
-    """Best effort."""
+    """L3, best effort."""
 
     def of(self, level: Level) -> LevelRule:
         return {Level.L1: self.L1, Level.L2: self.L2, Level.L3: self.L3}[level]
 
 
 class LatencySource(msgspec.Struct, frozen=True):
-    """Where a tenant's latency is read from: a Prometheus endpoint of its own."""
+    """A Prometheus endpoint of the tenant's own."""
 
     url: Annotated[str, Meta(max_length=2048, extra={"quantity": "url"})]
     """Address of its metrics: http://127.0.0.1:8000/metrics."""
-    metric: Annotated[str, Meta(max_length=256, pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$")]
+    metric: Annotated[
+        str,
+        Meta(max_length=256, pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$", extra={"quantity": "metric"}),
+    ]
     """A histogram or a summary: vllm:e2e_request_latency_seconds."""
     labels: tuple[LabelPair, ...] = ()
     """Only series with these labels, each as name=value: "model_name=llama"."""
@@ -364,7 +374,7 @@ class LatencySource(msgspec.Struct, frozen=True):
 
 
 class Match(msgspec.Struct, frozen=True):
-    """What a process must show to belong to a tenant: all that is given. Shell-style patterns."""
+    """What a process must show: all that is given. Shell-style patterns."""
 
     unit: Pattern = ""
     """systemd service or scope: triton.service, train-*.scope."""
@@ -404,7 +414,7 @@ class TenantRule(msgspec.Struct, frozen=True):
     latency_quantile: Annotated[Ratio, Meta(gt=0, lt=1)] = 0.99
     """Quantile of that latency: 0.99 for p99."""
     latency_from: LatencySource | None = None
-    """Where to read it; where the tenant reports it too, the newer counts."""
+    """Where to read that latency; where the tenant reports it too, the newer counts."""
     observe: bool = False
     """Whether it is only said what would be done to this tenant."""
     levers: tuple[Lever, ...] = ("notice", "cpu_weight", "io_weight", "cpu_max", "mps")
@@ -412,7 +422,11 @@ class TenantRule(msgspec.Struct, frozen=True):
     notice_signal: Signal = ""
     """Sent to each of its processes that catches it when it begins to be held back."""
     notice_command: tuple[Word, ...] = ()
-    """Run as the tenant's user then, for ten seconds at most: ["/opt/job/checkpoint", "--now"]."""
+    """Run as the tenant's user then, for ten seconds at most: ["/opt/job/checkpoint", "--now"].
+
+    It has the sandbox of the agent's unit: nothing that compiles at run time (MemoryDenyWriteExecute), gains
+    rights (sudo) or opens other than UNIX, IP and netlink sockets, unless a drop-in relaxes it.
+    """
     hours: tuple[Hours, ...] | None = None
     """Local times in which it may use all it gets; leave out for those of its level."""
     off_hours_share: Ratio | None = None
@@ -425,9 +439,9 @@ class TenantRule(msgspec.Struct, frozen=True):
     """MPS client contexts it may have on one card: reported."""
     power_cap: Annotated[Watts, Meta(gt=0)] | None = None
     """Power limit of each card that it has to itself."""
-    host_memory_high: Annotated[Bytes, Meta(gt=0)] | None = None
+    host_memory_high: Annotated[Bytes, Meta(ge=1024**2)] | None = None
     """memory.high, where it has one control group and that to itself: above it the tenant is slowed."""
-    host_memory_max: Annotated[Bytes, Meta(gt=0)] | None = None
+    host_memory_max: Annotated[Bytes, Meta(ge=1024**2)] | None = None
     """memory.max there: beyond it the kernel ends a process; not set below what is in use."""
 
 

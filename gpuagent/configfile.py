@@ -12,7 +12,7 @@ import time
 import msgspec
 import tomli
 
-from gpuagent import configrules
+from gpuagent import configdoubts, configrules
 from gpuagent.config import Config
 from gpuagent.configschema import SCHEMA, Problem, Reader, plain, spelled
 from gpuagent.errors import ConfigError
@@ -62,13 +62,13 @@ def load(path: str) -> Loaded:
     """
     raw, warnings = _read(path)
     text = _decoded(raw, path)
-    config = parse(text, source=path)
+    config, meant = _parsed(text, path)
     troubles, doubts = _pair(config, text, path)
     return Loaded(
         config=config,
         path=path,
         digest=hashlib.sha256(raw).hexdigest(),
-        warnings=(*warnings, *doubts),
+        warnings=(*warnings, *meant, *doubts),
         troubles=troubles,
     )
 
@@ -91,6 +91,12 @@ def parse(text: str, *, source: str) -> Config:
 
     `source` is the file's name in the problems. Raises ConfigError with every problem.
     """
+    config, _ = _parsed(text, source)
+    return config
+
+
+def _parsed(text: str, source: str) -> tuple[Config, tuple[str, ...]]:
+    """The configuration, and what is doubtful in it. Raises ConfigError."""
     document = _document(text, source)
     reader = Reader()
     config = reader.read(document)
@@ -98,7 +104,7 @@ def parse(text: str, *, source: str) -> Config:
     problems = [*reader.problems, *configrules.check(reader.values, wrong)]
     if problems or config is None:
         raise ConfigError(_with_lines(problems, text, source))
-    return config
+    return config, tuple(_with_lines([*configdoubts.doubts(reader.values)], text, source))
 
 
 def describe(config: Config) -> dict[str, object]:

@@ -3,6 +3,7 @@
 A rule looks only at values that were read without a problem: one mistake is reported once.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
@@ -40,7 +41,8 @@ def check(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
     yield from _promises(values)
     yield from _hours(values)
     yield from _mps(values, wrong)
-    yield from _launches(values)
+    yield from _runs(values)
+    yield from _twice(values)
     yield from _latency_sources(values, wrong)
     yield from _cards(values, wrong)
 
@@ -122,17 +124,48 @@ def _tenants(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
         if values.get((*tenant, "sla")) is Level.L1 and values.get((*tenant, "hold_back")) is True:
             text = "L1 is never held back; leave this out, or give another sla"
             yield Problem((*tenant, "hold_back"), text)
+    yield from _matches(values, wrong_tables)
+
+
+_MATCH_KEYS = tuple(field.name for field in struct_type(Match).fields)
+
+
+def matched(values: Values, tenant: Path) -> dict[str, str]:
+    """The patterns that a tenant gives, by key."""
+    given = ((key, values.get((*tenant, "match", key))) for key in _MATCH_KEYS)
+    return {key: value for key, value in given if isinstance(value, str) and value}
+
+
+def _matches(values: Values, wrong_tables: set[Path]) -> Iterator[Problem]:
+    """Of two rules that ask for the same the second never counts."""
+    first: dict[frozenset[tuple[str, str]], Path] = {}
+    for tenant in tables(values, "tenants"):
         match: Path = (*tenant, "match")
-        if match in values and match not in wrong_tables:
-            keys = [field.name for field in struct_type(Match).fields]
-            if not any(values.get((*match, key)) for key in keys):
-                listed = ", ".join(keys[:-1])
-                yield Problem(match, f"is empty; give at least one of {listed} or {keys[-1]}")
+        if match not in values or match in wrong_tables:
+            continue
+        asked = matched(values, tenant)
+        if not asked:
+            listed = ", ".join(_MATCH_KEYS[:-1])
+            yield Problem(match, f"is empty; give at least one of {listed} or {_MATCH_KEYS[-1]}")
+        elif (other := first.setdefault(frozenset(asked.items()), tenant)) != tenant:
+            text = f"never counts: it is that of {spelled(other)}, which comes first"
+            yield Problem(match, text)
+
+
+_TRITON_SUM = re.compile(r"nv_inference_(request|queue|compute_[a-z]+)_duration_us")
+"""Triton's own, cumulative: nothing but a mean can be had of them."""
 
 
 def _latency_sources(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
     """A window that no two scrapes lie within tells nothing. No window is below the default interval."""
     for source in (path for path in values if len(path) == 3 and path[2] == "latency_from"):
+        metric = values.get((*source, "metric"))
+        if isinstance(metric, str) and (found := _TRITON_SUM.fullmatch(metric)):
+            text = (
+                f"{metric} is a sum, of which no quantile can be had; start Triton with "
+                f"--metrics-config summary_latencies=true and write nv_inference_{found[1]}_summary_us"
+            )
+            yield Problem((*source, "metric"), text)
         interval, window = (*source, "interval"), (*source, "window")
         every = values.get(interval)
         if not isinstance(every, float) or window in wrong:
@@ -161,7 +194,10 @@ def _cards(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
         gpu = values.get((*card, "gpu"))
         if not isinstance(gpu, str) or card in wrong_entries:
             continue
-        first = next((path for pattern, path in earlier if _covers(pattern, gpu)), None)
+        if _is_index(gpu):
+            yield Problem((*card, "gpu"), _no_uuid(gpu))
+            continue
+        first = next((path for pattern, path in earlier if covers(pattern, gpu)), None)
         if first is not None:
             text = f"{shown(gpu)} never counts: {spelled(first)} comes first and fits all it fits"
             yield Problem((*card, "gpu"), text)
@@ -184,17 +220,25 @@ def _one_card(values: Values, card: Path, gpu: str) -> Iterator[Problem]:
         groups = {path[:3] for path in values if path[:2] == ("mps", "groups") and len(path) > 2}
         for group in sorted(groups):
             for uuid in _texts(values.get((*group, "gpus"))):
-                if _covers(gpu, uuid):
+                if covers(gpu, uuid):
                     text = f"contradicts {spelled(group)}, which runs MPS on {shown(uuid)}"
                     yield Problem((*card, "compute_mode"), text)
                     break
+
+
+def _is_index(gpu: str) -> bool:
+    return gpu.isascii() and gpu.isdecimal()
+
+
+def _no_uuid(gpu: str) -> str:
+    return f"{shown(gpu)} is an index, which fits no UUID; write the UUID that nvidia-smi -L shows"
 
 
 def _texts(value: object) -> tuple[str, ...]:
     return tuple(v for v in value if isinstance(v, str)) if isinstance(value, tuple | list) else ()
 
 
-def _covers(pattern: str, other: str) -> bool:
+def covers(pattern: str, other: str) -> bool:
     """Whether a pattern of UUIDs fits all that another fits, as far as that is plain to see."""
     return pattern in ("*", other) or (
         not any(c in other for c in "*?[") and fnmatchcase(other, pattern)
@@ -205,14 +249,14 @@ _NOT_ABOVE = (("memory_reserved", "memory_limit"), ("host_memory_high", "host_me
 """Of a tenant: the first must not be above the second, or one of the two says nothing."""
 
 
-def _tables(values: Values, *name: str) -> Iterator[Path]:
+def tables(values: Values, *name: str) -> Iterator[Path]:
     """Every table of a list of tables, in order."""
     depth = len(name) + 1
     return (p for p in values if len(p) == depth and p[:-1] == name and isinstance(p[-1], int))
 
 
 def _promises(values: Values) -> Iterator[Problem]:
-    for tenant in _tables(values, "tenants"):
+    for tenant in tables(values, "tenants"):
         for low, high in _NOT_ABOVE:
             lower, upper = values.get((*tenant, low)), values.get((*tenant, high))
             if isinstance(lower, int) and isinstance(upper, int) and lower > upper:
@@ -222,17 +266,27 @@ def _promises(values: Values) -> Iterator[Problem]:
         told = [k for k in ("notice_signal", "notice_command") if values.get((*tenant, k))]
         if isinstance(levers, tuple) and "notice" not in levers and told:
             yield Problem((*tenant, told[0]), 'says nothing without "notice" in levers')
+        command = _texts(values.get((*tenant, "notice_command")))
+        if command and "/" in command[0] and not command[0].startswith("/"):
+            text = f"{shown(command[0])} is relative, and to what is not known; begin it with /"
+            yield Problem((*tenant, "notice_command", 0), text)
 
 
 def _hours(values: Values) -> Iterator[Problem]:
     """Whoever is never held back has no hours outside of which it would be."""
     level: Path = ("levels", "L1", "hours")
     tenants = (
-        (*t, "hours") for t in _tables(values, "tenants") if values.get((*t, "sla")) is Level.L1
+        (*t, "hours") for t in tables(values, "tenants") if values.get((*t, "sla")) is Level.L1
     )
     for path in (level, *tenants):
         if values.get(path):
             yield Problem(path, "L1 is never held back; leave this out, or give another sla")
+    for tenant in tables(values, "tenants"):
+        levers = values.get((*tenant, "levers"))
+        kept = values.get((*tenant, "sla")) is Level.L1 or "cpu_max" in _texts(levers)
+        if levers is not None and not kept and values.get((*tenant, "hours")):
+            text = 'says nothing without "cpu_max" in levers, by which hours are kept'
+            yield Problem((*tenant, "hours"), text)
 
 
 _LONGEST_PIPE_BYTES = 81
@@ -241,7 +295,7 @@ _LONGEST_PIPE_BYTES = 81
 
 def _mps(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
     seen: dict[tuple[str, object], Path] = {}
-    for group in _tables(values, "mps", "groups"):
+    for group in tables(values, "mps", "groups"):
         for key in ("name", "pipe_directory"):
             value = values.get((*group, key))
             place: Path = (*group, key)
@@ -256,8 +310,24 @@ def _mps(values: Values, wrong: frozenset[Path]) -> Iterator[Problem]:
             yield Problem((*group, "pipe_directory"), text)
         if values.get((*group, "own")) is True and not values.get((*group, "gpus")):
             yield Problem((*group, "own"), "needs gpus: the cards of the daemon, by UUID")
+        for i, gpu in enumerate(_texts(values.get((*group, "gpus")))):
+            if _is_index(gpu):
+                yield Problem((*group, "gpus", i), _no_uuid(gpu))
         if values.get((*group, "own")) is True:
             yield from _own_daemon(values, group)
+    yield from _shared_cards(values)
+
+
+def _shared_cards(values: Values) -> Iterator[Problem]:
+    """A card has one MPS server at a time: a second daemon's would never start."""
+    first: dict[str, Path] = {}
+    for group in tables(values, "mps", "groups"):
+        if values.get((*group, "own")) is not True:
+            continue
+        for i, gpu in enumerate(_texts(values.get((*group, "gpus")))):
+            if (other := first.setdefault(gpu, group)) != group:
+                text = f"{shown(gpu)} is in {spelled(other)} too; a card has one daemon"
+                yield Problem((*group, "gpus", i), text)
 
 
 def _own_daemon(values: Values, group: Path) -> Iterator[Problem]:
@@ -273,7 +343,32 @@ def _own_daemon(values: Values, group: Path) -> Iterator[Problem]:
             yield Problem((*group, "gpus", i), f"{shown(gpu)} is no UUID, which own = true needs")
 
 
-def _launches(values: Values) -> Iterator[Problem]:
-    for one in _tables(values, "run", "allow"):
+_ONCE = (("enforce", "families"), ("tenants", "levers"), ("mps", "groups", "gpus"))
+"""Lists in which each entry stands once, by the names of their paths."""
+
+
+def _twice(values: Values) -> Iterator[Problem]:
+    for path in values:
+        if tuple(part for part in path if isinstance(part, str)) not in _ONCE:
+            continue
+        given = values[path]
+        entries = given if isinstance(given, tuple) else ()
+        for i, entry in enumerate(entries):
+            if isinstance(entry, str) and entry in entries[:i]:
+                yield Problem((*path, i), f"{shown(entry)} is there twice")
+
+
+_DEVICES = ("/dev/", "char-", "block-")
+"""What DeviceAllow= takes (systemd.resource-control(5))."""
+
+
+def _runs(values: Values) -> Iterator[Problem]:
+    for i, device in enumerate(_texts(values.get(("run", "devices")))):
+        if not any(device.startswith(begin) and device != begin for begin in _DEVICES):
+            text = (
+                f"{shown(device)} is no device; write /dev/NAME, or char-NAME as in /proc/devices"
+            )
+            yield Problem(("run", "devices", i), text)
+    for one in tables(values, "run", "allow"):
         if not values.get((*one, "user")) and not values.get((*one, "group")):
             yield Problem(one, "allows nobody in particular; give user or group")

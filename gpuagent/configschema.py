@@ -4,8 +4,10 @@ Nothing is guessed or skipped: whatever a value, a bound or a key has wrong beco
 with its path, and the walk goes on, so that the operator sees all of them at once.
 """
 
+import contextlib
 import difflib
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -22,14 +24,24 @@ from gpuagent.tomllines import Path
 _SUGGESTED_FOR_AT_MOST = 100
 """Problems that get a suggestion: looking for near misses takes time that junk is not worth."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_PATTERN_MEANING = {
+_UNCATCHABLE = ("SIGKILL", "SIGSTOP")
+"""signal(7)."""
+_WORDS_SHOWN = 8
+FORMS = {
     "path": "an absolute path; it must start with /",
     "name": (
         "a tenant's name; write at most 63 letters, digits and ._@/- (a colon is kept for names "
         "that the agent gives)"
     ),
+    "group": (
+        "the name of an MPS group; write at most 63 letters, digits and ._@/-, of which the first is "
+        "a letter or a digit"
+    ),
     "label": 'a label; write "model_name=llama"',
+    "metric": "the name of a metric; write it as the page has it, without { } and labels",
+    "slice": 'a slice of systemd; write a name such as "gpuagent-tenants.slice"',
 }
+"""What a text is that has a pattern, by its quantity, as it is told where it is not."""
 
 
 class Problem(NamedTuple):
@@ -125,7 +137,7 @@ class Reader:
     def _elements(self, kind: inspect.VarTupleType, value: object, path: Path) -> object | None:
         if not isinstance(value, list):
             header = _HEADERS.get(".".join(p for p in path if isinstance(p, str)))
-            remedy = f"write {header} for each of them" if header else "write it in [ ]"
+            remedy = f"write {header} for each of them" if header else _as_list(kind, value)
             self._problem(path, f"{shown(value)} is not a list; {remedy}")
             return None
         if not isinstance(unwrapped(kind.item_type)[0], inspect.StructType):
@@ -166,6 +178,20 @@ class Reader:
         self._problem((*path, key), f"unknown {'section' if section else 'key'}{hint}")
 
 
+def _as_list(kind: inspect.VarTupleType, value: object) -> str:
+    """How to write a value as the list that it should be."""
+    inner, quantity = unwrapped(kind.item_type)
+    if not isinstance(value, str) or isinstance(inner, inspect.StructType):
+        return "write it in [ ]"
+    words = [value]
+    if not quantity:
+        with contextlib.suppress(ValueError):
+            words = shlex.split(value)
+    if not words or len(words) > _WORDS_SHOWN:
+        return "write it in [ ]"
+    return f"write [{', '.join(map(shown, words))}]"
+
+
 def _hint(key: str, section: str) -> str:
     """Where a key that this section does not have belongs, or what was probably meant."""
     if key in _HEADERS:
@@ -198,6 +224,10 @@ def _scalar(kind: inspect.Type, quantity: str, value: object) -> object:
         case inspect.StrType():
             return _text(kind, quantity, value)
         case inspect.LiteralType():
+            if quantity == "signal" and value in _UNCATCHABLE:
+                raise QuantityError(
+                    f'{shown(value)} cannot be caught, so it warns nobody; write "SIGTERM" or another'
+                )
             return _choice({str(v): v for v in kind.values}, value)
         case inspect.EnumType():
             return _choice({member.name: member for member in kind.cls}, value)
@@ -225,10 +255,10 @@ def _text(kind: inspect.StrType, quantity: str, value: object) -> str:
     if kind.max_length is not None and len(value) > kind.max_length:
         raise QuantityError(f"{shown(value)} is longer than {kind.max_length} characters")
     if kind.pattern is not None and not re.search(kind.pattern, value):
-        meaning = _PATTERN_MEANING.get(quantity, f"of the form {kind.pattern}")
+        meaning = FORMS[quantity]
         raise QuantityError(f"{shown(value)} is not {meaning}")
-    if quantity in _FORMS:
-        _FORMS[quantity](value)
+    if quantity in _READABLE:
+        _READABLE[quantity](value)
     return value
 
 
@@ -236,7 +266,8 @@ def _hours(text: str) -> None:
     try:
         parse_hours(text)
     except ValueError as error:
-        raise QuantityError(f"{shown(text)} is {error}") from None
+        joint = " " if str(error).startswith("is ") else ": "
+        raise QuantityError(f"{shown(text)}{joint}{error}") from None
 
 
 def _address(text: str) -> None:
@@ -266,7 +297,7 @@ def _url(text: str) -> None:
         )
 
 
-_FORMS = {"address": _address, "network": _network, "hours": _hours, "url": _url}
+_READABLE = {"address": _address, "network": _network, "hours": _hours, "url": _url}
 """What a text of some quantities has to be. Each raises QuantityError."""
 
 

@@ -136,7 +136,11 @@ class Core:
                 ender=self._host.ender,
                 mps=self._host.mps,
                 suspensions=Suspensions(
-                    self._host.checkpoint, level=self._level, clock=self._host.clock
+                    self._host.checkpoint,
+                    level=self._level,
+                    clock=self._host.clock,
+                    ledger=self._kept.ledger,
+                    cgroup=self._host.processes.cgroup,
                 ),
                 card_settings=self._host.card_settings,
                 time_slices=self._host.time_slices,

@@ -27,6 +27,10 @@ class Unavailable(AgentError):
     """No answer: the worker is down, the call is past its deadline. Asking again may help."""
 
 
+class NoRoom(Unavailable):
+    """It needs memory that others hold."""
+
+
 class Corrupt(AgentError):
     """A file of ours cannot be trusted as it stands (state directory unreadable, wrong version)."""
 

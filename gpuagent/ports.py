@@ -6,7 +6,8 @@ of the host; `host/` implements them for the real one. Errors are those of `erro
 `Unsupported`, `Refused`, `Unavailable`.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -99,6 +100,14 @@ class Lingering(Protocol):
 
         May be asked again. The target may be gone. Raises Refused, Unsupported, Unavailable.
         """
+
+
+@runtime_checkable
+class Orderly(Protocol):
+    """An actuator that lets some targets wait for others of higher rank."""
+
+    def all_at_once(self) -> AbstractContextManager[None]:
+        """Within, none waits for another: what is not put back now may stay as it is for long."""
 
 
 # -- what they need of a host --------------------------------------------------------------------------
@@ -269,25 +278,39 @@ class Freezer(Protocol):
         """
 
 
+CudaState = Literal["runs", "locked", "suspended", "unconfirmed"]
+"""A locked one is at rest, and still holds its memory. One that is unconfirmed is suspended as the tool
+says, and the driver has not said yet that its memory is free."""
+
+Freed = Mapping[str, int]
+"""Device memory that a process gives up, by card in bytes."""
+
+Keep = Callable[[Freed | None], Awaitable[None]]
+"""Remembers durably what is given up, or, with None, that nothing is. Raises Refused."""
+
+
 class Checkpoint(Protocol):
     """NVIDIA's cuda-checkpoint: one call at a time, of a process found by (pid, start time)."""
 
-    async def state(self, pid: int, started: int) -> Literal["runs", "locked", "suspended"]:
-        """How its CUDA state is: a locked one is at rest, and still holds its memory.
+    async def state(self, pid: int, started: int) -> CudaState:
+        """How its CUDA state is.
 
         Raises Gone, Unsupported (no such tool, no CUDA process), Refused (it has failed for good),
         Unavailable.
         """
 
-    async def suspend(self, pid: int, started: int) -> None:
-        """Lock within its timeout, checkpoint, and see its device memory freed.
+    async def suspend(self, pid: int, started: int, keep: Keep) -> None:
+        """Lock within its timeout, `keep` what it holds, checkpoint, and see its device memory freed.
 
-        Raises Gone, Unsupported, Refused, Unavailable; then it runs as before, or the text says that
-        it does not.
+        Raises Gone, Unsupported, Refused (also where it is not we who have suspended it),
+        Unavailable; then it runs as before, or the text says that it does not.
         """
 
-    async def resume(self, pid: int, started: int) -> None:
-        """Restore and unlock. Raises as `suspend`."""
+    async def resume(self, pid: int, started: int, freed: Freed | None) -> None:
+        """Restore and unlock, once there is room for what it has `freed`; None where that is not known.
+
+        Raises as `suspend`; NoRoom where its cards have too little free.
+        """
 
 
 class Ender(Protocol):

@@ -105,19 +105,22 @@ def _docstrings() -> dict[str, str]:
     return found
 
 
-def _section(kind: inspect.StructType, header: str, comments: dict[str, str]) -> Iterator[str]:
-    """The text of a table and of the tables below it, one string each."""
+def _section(
+    kind: inspect.StructType, header: str, comments: dict[str, str], about: str = ""
+) -> Iterator[str]:
+    """The text of a table and of the tables below it, one string each; `about` is said of it first."""
     off = "#" if header.startswith(_COMMENTED_OUT) else ""
     lines = []
     if header:
-        lines = [_comment(comments[kind.cls.__name__]), off + header]
+        lines = [_comment(f"{about} {comments[kind.cls.__name__]}"), off + header]
     below: list[str] = []
     for field in kind.fields:
         name = f"{header.strip('[]')}.{field.name}".lstrip(".")
         inner, _ = unwrapped(field.type)
         element = inner.item_type if isinstance(inner, inspect.VarTupleType) else None
         if isinstance(inner, inspect.StructType):
-            below += _section(inner, f"[{name}]", comments)
+            own = comments.get(f"{kind.cls.__name__}.{field.name}", "")
+            below += _section(inner, f"[{name}]", comments, own)
         elif isinstance(element, inspect.StructType):
             first, *rest = _section(element, f"[[{name}]]", comments)
             head = {"tenants": _TENANTS + "\n", "cards": _CARDS + "\n"}.get(name, "")

@@ -11,7 +11,7 @@ import msgspec
 
 from gpuagent.clock import Clock
 from gpuagent.config import Config, Launch
-from gpuagent.decide.admission import Grant, Ground, admit
+from gpuagent.decide.admission import Grant, Ground, admit, unshared
 from gpuagent.errors import AgentError, Forbidden, Gone, Refused, Unavailable, Unsupported
 from gpuagent.model.audit import Action
 from gpuagent.model.inventory import NODE, Gpu, on_tenant
@@ -85,11 +85,13 @@ class Registrar:
         starters = await asyncio.to_thread(self._starters, config.run.allow)
         async with self._book.changing:
             await asyncio.to_thread(self._check_alive, ask)
-            verdict = admit(ask, self._ground(config, starters))
+            ground = self._ground(config, starters)
+            verdict = admit(ask, ground)
             if isinstance(verdict, Refusal):
                 self._note_refusal(verdict, ask)
                 raise _ERRORS[verdict.kind](verdict.text)
-            made = self._reservation(ask, verdict)
+            unmet = unshared(ask, verdict.gpus, ground.state.inventory)
+            made = self._reservation(ask, verdict, notes=(unmet,) if unmet else ())
             await self._book.add(made)
         return made, verdict.gpus
 
@@ -113,7 +115,7 @@ class Registrar:
             released=posture.released,
         )
 
-    def _reservation(self, ask: RunAsk, grant: Grant) -> Reservation:
+    def _reservation(self, ask: RunAsk, grant: Grant, *, notes: tuple[str, ...]) -> Reservation:
         return Reservation(
             name=grant.name,
             level=ask.level,
@@ -125,6 +127,7 @@ class Registrar:
             memory_bytes=ask.memory_bytes,
             share_ratio=ask.share_ratio,
             began_wall=self._clock.now().wall,
+            notes=notes,
         )
 
     # -- its scope -----------------------------------------------------------------------------------
@@ -138,7 +141,7 @@ class Registrar:
                 "which device files its cards have is not known: it may open those of any card",
             )
             if ask.strict:
-                raise Refused(lacks[0])
+                raise Refused(f"{lacks[0]}; --strict needs them")
         wish = ScopeWish(
             unit=f"gpuagent-run-{made.pid}-{made.started}.scope",
             slice=self._config().run.slice,
@@ -154,9 +157,11 @@ class Registrar:
             cgroup = await self._scopes.start(wish)
         except (Unsupported, Refused, Unavailable) as error:
             if ask.strict:
-                raise
-            return msgspec.structs.replace(made, notes=(f"no scope: {error}: not held back",))
-        return msgspec.structs.replace(made, unit=wish.unit, cgroup=cgroup, notes=lacks)
+                raise type(error)(f"--strict needs a scope, and there is none: {error}") from error
+            lacks = (f"it has no scope of its own ({error}), so that it is not held back",)
+            return msgspec.structs.replace(made, notes=(*made.notes, *lacks))
+        notes = (*made.notes, *lacks)
+        return msgspec.structs.replace(made, unit=wish.unit, cgroup=cgroup, notes=notes)
 
     # -- what is told --------------------------------------------------------------------------------
 

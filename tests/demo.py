@@ -1,7 +1,7 @@
-"""`make demo`: the real daemon on a fake driver, with a scripted load and a live table.
+"""`make demo-host`: the real daemon on a fake driver, with a scripted load and a live table.
 
-The processes, their cgroups and the daemon are real; the cards and the control files are not (see
-tests/stage). Nothing outside a temporary folder is changed, apart from two empty cgroups that are
+The processes, the cgroups that they are in and the daemon are real; the cards are not, nor are the control
+files of those cgroups, which are plain files (see tests/stage). Nothing outside a temporary folder is changed, apart from two empty cgroups that are
 removed again.
 """
 
@@ -145,8 +145,8 @@ def picture(daemon: Daemon, load: Load, at: float, seconds: float, doing: str) -
     return Group(head, *shown)
 
 
-def play(stage: Stage, console: Console, seconds: float) -> bool:
-    """The whole minute. Whether everything was found as it had been."""
+def play(stage: Stage, console: Console, seconds: float, *, keep: bool) -> bool:
+    """The whole minute, and then on if it is to be kept. Whether everything was found as it had been."""
     load = Load(stage)
     load.step(0)
     limits = [card.power_limit_watts for card in stage.cards]
@@ -179,6 +179,12 @@ def play(stage: Stage, console: Console, seconds: float) -> bool:
                 shown = at
                 show(screen, console, picture(daemon, load, at, seconds, doing))
             time.sleep(STEP_SECONDS)
+    if keep:
+        console.print("\nit stays up for you to ask; Ctrl-C stops it", soft_wrap=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                load.step(60)
+                time.sleep(STEP_SECONDS)
     code = daemon.stop()
     left = [t.cgroup.read("cpu.max") for t in stage.tenants.values()]
     ok = (
@@ -211,16 +217,19 @@ def live(console: Console) -> Any:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make demo-host", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="how long it takes")
-    seconds = parser.parse_args().seconds
+    parser.add_argument(
+        "--keep", action="store_true", help="keep it up after that, until Ctrl-C, to be asked"
+    )
+    asked = parser.parse_args()
     console = Console(soft_wrap=not sys.stdout.isatty())
     folder = Path(tempfile.mkdtemp(prefix="gpuagent-demo-"))
     try:
         with Stage(folder, [H100_80GB, H100_80GB]) as stage:
             rules = (stage.rule(name, level) for name, level in LEVELS.items())
             stage.configure(SETTINGS + "".join(rules), law="")
-            return 0 if play(stage, console, seconds) else 1
+            return 0 if play(stage, console, asked.seconds, keep=asked.keep) else 1
     except (RuntimeError, AssertionError) as error:
         console.print(f"demo: {error}", style="bold")
         return 1

@@ -86,6 +86,8 @@ class Rig:
                         host.checkpoint,
                         level=lambda name: self.config.level(name),  # noqa: PLW0108 - it changes
                         clock=host.clock,
+                        ledger=self.ledger,
+                        cgroup=host.processes.cgroup,
                     ),
                     ender=host.ender,
                     seen=self._seen,

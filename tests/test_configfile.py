@@ -254,7 +254,7 @@ def configs(draw: st.DrawFn) -> Config:
                     values[field.name] = field.default
                 elif field.name in _ENTRIES:
                     rules = [
-                        build(element, name=f"t{i}", match=Match(exe="/x"))
+                        build(element, name=f"t{i}", match=Match(exe=f"/{i}"))
                         for i in range(draw(st.integers(0, 2)))
                     ]
                     values[field.name] = tuple(rules)

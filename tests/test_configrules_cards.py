@@ -40,6 +40,13 @@ def test_the_first_entry_that_fits_counts() -> None:
             '5: cards[1].gpu: "GPU-1" never counts: cards[0] comes first and fits all it fits',
         ),
         (
+            cards(("0", 'time_slice = "long"')),
+            (
+                '2: cards[0].gpu: "0" is an index, which fits no UUID; write the UUID that '
+                "nvidia-smi -L shows"
+            ),
+        ),
+        (
             cards(("GPU-1", 'compute_mode = ""')),
             (
                 "2: cards[0].gpu: nothing is declared of it; give compute_mode, persistence_mode, "

@@ -59,6 +59,25 @@ def test_an_address_that_cannot_be_asked_is_refused(url: str) -> None:
     assert "is not an address of metrics; write http://127.0.0.1:8000/metrics" in problem
 
 
+@pytest.mark.parametrize("of", ["request", "queue", "compute_infer"])
+def test_a_sum_of_tritons_is_no_latency(of: str) -> None:
+    metric = f"nv_inference_{of}_duration_us"
+    [problem] = problems(TENANT.replace("vllm:e2e_request_latency_seconds", metric))
+    assert problem == (
+        f"7: tenants[0].latency_from.metric: {metric} is a sum, of which no quantile can be had; start "
+        "Triton with --metrics-config summary_latencies=true and write "
+        f"nv_inference_{of}_summary_us"
+    )
+
+
+@pytest.mark.parametrize("metric", ["{a=1}", "vllm:x_seconds{a='b'}", "9a"])
+def test_what_is_no_name_of_a_metric(metric: str) -> None:
+    [problem] = problems(TENANT.replace("vllm:e2e_request_latency_seconds", metric))
+    assert problem.endswith(
+        "is not the name of a metric; write it as the page has it, without { } and labels"
+    )
+
+
 def test_a_secret_in_the_address_is_refused_and_not_repeated() -> None:
     [problem] = problems(TENANT.replace("127.0.0.1", "me:hunter2@127.0.0.1"))
     assert "has a user name or password in it" in problem

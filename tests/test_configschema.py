@@ -6,9 +6,11 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import inspect
 
 from gpuagent.config import Config, Match, TenantRule
 from gpuagent.configfile import parse
+from gpuagent.configschema import FORMS, SCHEMA, unwrapped
 from gpuagent.errors import ConfigError
 from gpuagent.model.inventory import Level
 from gpuagent.reference import reference
@@ -124,7 +126,7 @@ def test_settings_are_read_into_base_units() -> None:
         (tenant(latency_slo="0.1"), "5: tenants[0].latency_slo: 0.1 has no unit; write 0.1s or 0.1min, in quotes"),
         (tenant(latency_quantile="1"), "5: tenants[0].latency_quantile: 1 is out of range; it must be more than 0% and less than 100%"),
         (tenant(sla='"L1"', hold_back="true"), "5: tenants[0].hold_back: L1 is never held back; leave this out, or give another sla"),
-        (tenant(levers='"freeze"'), '5: tenants[0].levers: "freeze" is not a list; write it in [ ]'),
+        (tenant(levers='"freeze"'), '5: tenants[0].levers: "freeze" is not a list; write ["freeze"]'),
         (tenant(levers='["frezee"]'), '5: tenants[0].levers[0]: "frezee" is not one of "cpu_max", "cpu_weight", "freeze", "io_weight", "mps", "notice", "suspend", "terminate" (did you mean "freeze"?)'),
         (tenant(hours='["23:00"]'), '5: tenants[0].hours[0]: "23:00" is not hours; write "23:00-06:00" or "mon-fri 18:00-08:00"'),
         (tenant(hours='["mon-fry 1:00-2:00"]'), '5: tenants[0].hours[0]: "mon-fry 1:00-2:00" is not hours; write "23:00-06:00" or "mon-fri 18:00-08:00"'),
@@ -142,7 +144,29 @@ def test_settings_are_read_into_base_units() -> None:
         ("[[mps.groups]]\nname = 'a'\nown = true\ngpus = ['GPU-1', '*']", '4: mps.groups[0].gpus[1]: "*" is no UUID, which own = true needs'),
         ("[[run.allow]]\nsla = ['L3']", "1: run.allow[0]: allows nobody in particular; give user or group"),
         ("[enforce]\nfamilies = ['cpu']", '2: enforce.families[0]: "cpu" is not one of "card_mode", "clock_limit", "cpu_max", "cpu_weight", "freeze", "host_memory", "io_weight", "mps", "notice", "power_limit", "suspend", "terminate" (did you mean "cpu_max"?)'),
-        (tenant() + "\n" + tenant(), '6: tenants[1].name: "a" is the name of tenants[0] too'),
+        (tenant() + "\n" + tenant(match='{ user = "b" }'), '6: tenants[1].name: "a" is the name of tenants[0] too'),
+        (tenant() + "\n" + tenant(name='"b"'), "8: tenants[1].match: never counts: it is that of tenants[0], which comes first"),
+        (tenant(hours='["25:00-06:00"]'), '5: tenants[0].hours[0]: "25:00-06:00": 25:00 is not a time of day'),
+        (tenant(hours='["fre 23:00-06:00"]'), '5: tenants[0].hours[0]: "fre 23:00-06:00": fre is not a day; write mon, tue, wed, thu, fri, sat, sun or mon-fri'),
+        (tenant(hours='["24:00-06:00"]'), '5: tenants[0].hours[0]: "24:00-06:00": 24:00 is where a day ends; begin at 00:00'),
+        (tenant(hours='["06:00-06:00"]'), '5: tenants[0].hours[0]: "06:00-06:00" is of no length; for whole days write "00:00-24:00"'),
+        (tenant(hours='"fri 23:00-06:00"'), '5: tenants[0].hours: "fri 23:00-06:00" is not a list; write ["fri 23:00-06:00"]'),
+        (tenant(levers='["freeze"]', hours='["22:00-05:00"]'), '6: tenants[0].hours: says nothing without "cpu_max" in levers, by which hours are kept'),
+        (tenant(levers='["mps", "freeze", "mps"]'), '5: tenants[0].levers[2]: "mps" is there twice'),
+        ("[enforce]\nfamilies = ['mps', 'mps']", '2: enforce.families[1]: "mps" is there twice'),
+        (tenant(notice_signal='"SIGKILL"'), '5: tenants[0].notice_signal: "SIGKILL" cannot be caught, so it warns nobody; write "SIGTERM" or another'),
+        (tenant(notice_command="'/opt/x --now'"), '5: tenants[0].notice_command: "/opt/x --now" is not a list; write ["/opt/x", "--now"]'),
+        (tenant(notice_command="""'/opt/x "a b'"""), '5: tenants[0].notice_command: "/opt/x \\"a b" is not a list; write ["/opt/x \\"a b"]'),
+        (tenant(notice_command='["bin/x"]'), '5: tenants[0].notice_command[0]: "bin/x" is relative, and to what is not known; begin it with /'),
+        (tenant(host_memory_max='"1kB"'), '5: tenants[0].host_memory_max: "1kB" is out of range; it must be at least 1MiB'),
+        ("[run]\nslice = 'foo'", '2: run.slice: "foo" is not a slice of systemd; write a name such as "gpuagent-tenants.slice"'),
+        ("[run]\ndevices = ['/dev/fuse', 'fuse']", '2: run.devices[1]: "fuse" is no device; write /dev/NAME, or char-NAME as in /proc/devices'),
+        ("[run]\ndevices = ['char-']", '2: run.devices[0]: "char-" is no device; write /dev/NAME, or char-NAME as in /proc/devices'),
+        ("[[run.allow]]\ngroup = 'ml'\nsla = 'L3'", '3: run.allow[0].sla: "L3" is not a list; write ["L3"]'),
+        ("[[mps.groups]]\nname = '../x'", '2: mps.groups[0].name: "../x" is not the name of an MPS group; write at most 63 letters, digits and ._@/-, of which the first is a letter or a digit'),
+        ("[[mps.groups]]\nname = 'a'\nown = true\ngpus = ['0']", '4: mps.groups[0].gpus[0]: "0" is an index, which fits no UUID; write the UUID that nvidia-smi -L shows'),
+        ("[[mps.groups]]\nname = 'a'\ngpus = ['GPU-1', 'GPU-1']", '3: mps.groups[0].gpus[1]: "GPU-1" is there twice'),
+        ("[[mps.groups]]\nname = 'a'\nown = true\ngpus = ['GPU-1']\n[[mps.groups]]\nname = 'b'\npipe_directory = '/b'\nown = true\ngpus = ['GPU-2', 'GPU-1']", '9: mps.groups[1].gpus[1]: "GPU-1" is in mps.groups[0] too; a card has one daemon'),
         # Settings against each other.
         ("[backpressure]\nmemory_clear = '90%'", "2: backpressure.memory_clear: 90% must be below memory_high (85%)"),
         ("[backpressure]\nmemory_clear = '85%'", "2: backpressure.memory_clear: 85% must be below memory_high (85%)"),
@@ -171,17 +195,32 @@ def test_a_problem_is_told_once_with_its_line_and_its_remedy(text: str, told: st
         "[levels.L3]\nhours = ['23:00-06:00', 'sat,sun 00:00-24:00']\noff_hours_share = '30%'",
         "[[mps.groups]]\nname = 'a'\nown = true\ngpus = ['GPU-1']",
         "[[run.allow]]\ngroup = 'ml'\nsla = ['L2', 'L3']",
-        tenant(levers='["freeze", "terminate"]', hours='["22:00-05:00"]'),
+        tenant(levers='["cpu_max", "terminate"]', hours='["22:00-05:00"]'),
         tenant(latency_from='{ url = "http://[::1]:8000/metrics", metric = "vllm:x_seconds" }'),
         "[api]\nmetrics_listen = ''",
         tenant(sla='"L1"'),
         tenant(sla='"L1"', hold_back="false"),
-        tenant() + "\n" + tenant(name='"A"'),
+        tenant() + "\n" + tenant(name='"A"', match='{ user = "b" }'),
+        tenant(notice_command='["logger", "a/b"]'),
+        tenant(host_memory_max='"1MiB"'),
+        "[run]\ndevices = ['/dev/fuse', 'char-infiniband_verbs', 'block-*']",
         "tenants = []",
     ],
 )
 def test_what_is_right_is_no_problem(text: str) -> None:
     assert parse(text, source="f").mode == "observe"
+
+
+def test_every_form_of_a_text_is_told_in_words() -> None:
+    def quantities(kind: inspect.Type) -> set[str]:
+        inner, quantity = unwrapped(kind)
+        if isinstance(inner, inspect.StructType):
+            return {q for f in inner.fields for q in quantities(f.type)}
+        if isinstance(inner, inspect.VarTupleType):
+            return quantities(inner.item_type)
+        return {quantity} if isinstance(inner, inspect.StrType) and inner.pattern else set()
+
+    assert quantities(SCHEMA) == set(FORMS)
 
 
 @pytest.mark.parametrize("size", [4096, 100_000])

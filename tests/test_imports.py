@@ -23,7 +23,9 @@ ALLOWED: dict[str, set[str] | None] = {
     "ports": BASE | {"clock"},
     "config": BASE,
     "quantities": BASE,
-    "configfile": VALUES | {"configfile", "configrules", "configschema", "tomllines", "tlspair"},
+    "configfile": VALUES
+    | {"configfile", "configdoubts", "configrules", "configschema", "tomllines", "tlspair"},
+    "configdoubts": VALUES | {"configrules", "configschema", "tomllines"},
     "tlspair": BASE,
     "configrules": VALUES | {"configrules", "configschema", "tomllines"},
     "configschema": VALUES | {"configschema", "tomllines"},

@@ -60,7 +60,9 @@ ACTUATORS: tuple[Callable[[Means], Actuator], ...] = (
     lambda means: IoWeight(means.cgroups, units=means.units),
     lambda means: memory_high(means.cgroups, units=means.units),
     lambda means: memory_max(means.cgroups, units=means.units),
-    lambda means: Running(means.freezer, means.cgroups, seen=means.seen),
+    lambda means: Running(
+        means.freezer, means.cgroups, seen=means.seen, suspensions=means.suspensions
+    ),
     lambda _means: MpsThreads(),
     lambda means: MpsDefaultThreads(means.mps),
     lambda means: MpsOwnDaemon(means.mps),

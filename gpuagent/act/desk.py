@@ -1,5 +1,6 @@
 """What a lane is given to do, and what all lanes share."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ from gpuagent.act.audit import AuditLog
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.record import Target
 from gpuagent.clock import Clock
-from gpuagent.model.declare import BUDGET_RULE
+from gpuagent.model.declare import BUDGET_RULE, Knob
 from gpuagent.model.plan import Setting
 from gpuagent.model.state import ACTION_RESULTS, ActionResult
 from gpuagent.model.vocab import KNOBS
@@ -74,6 +75,15 @@ def for_budget(actuator: Actuator, setting: Setting, original: Real) -> Real | N
     if setting.budget_value is None:
         return None
     return actuator.encode(setting.subject, setting.budget_value, original)
+
+
+def said(knob: Knob, real: Real) -> str:
+    """What a knob reads as, for people: with its unit, where what is written is in another one."""
+    if knob.unit == "watts":
+        return f"{real.value:.0f} W"
+    if knob.unit == "hertz" and math.isfinite(real.value):
+        return f"{real.value / 1e6:.0f} MHz"
+    return real.raw
 
 
 def _no_actions() -> dict[tuple[str, str], int]:

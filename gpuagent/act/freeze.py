@@ -2,14 +2,16 @@
 
 Raw is the share as text, "1" where nobody freezes it. A cgroup found frozen reads "frozen": where the
 ledger holds it, an agent and its guard of ours have died together and left it so. One that somebody
-else has frozen while it was ours reads "paused".
+else has frozen while it was ours reads "paused". None is frozen in which a process is suspended.
 """
 
+import contextlib
 import math
 
 from gpuagent.act.controlfile import ControlFile
 from gpuagent.act.protects import Seen, see_none_lives_in
-from gpuagent.errors import Refused
+from gpuagent.act.suspensions import Suspensions
+from gpuagent.errors import Gone, Refused
 from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Subject
 from gpuagent.model.vocab import RUNNING
@@ -26,8 +28,11 @@ class Running:
 
     knob: Knob = RUNNING
 
-    def __init__(self, freezer: Freezer, cgroups: Cgroups, *, seen: Seen) -> None:
+    def __init__(
+        self, freezer: Freezer, cgroups: Cgroups, *, seen: Seen, suspensions: Suspensions
+    ) -> None:
         self._freezer = freezer
+        self._suspensions = suspensions
         self._file = ControlFile(cgroups, "cgroup.freeze")
         self._seen = seen
 
@@ -40,7 +45,10 @@ class Running:
     def encode(self, subject: Subject, value: float, original: Real) -> Real:
         """Raises Refused where somebody else has it frozen: nothing of that is ours to change."""
         if original != THAWED:
-            raise Refused(f"{subject.cgroup} is frozen already, and not by the agent")
+            raise Refused(
+                f"{subject.cgroup} is frozen already, and not by the agent: it is left so until its "
+                "cgroup.freeze reads 0"
+            )
         # Written so that not-a-number, too, asks for nothing.
         if not value <= _MOST:
             return original
@@ -58,7 +66,12 @@ class Running:
             raise Refused(f"{raw[:80]!r} is no share of time over 0 and up to 1")
         if ratio < 1:
             see_none_lives_in(self._seen(), subject.cgroup)
-        await self._freezer.set(subject.cgroup, subject.inode, ratio)
+            await self._suspensions.freeze(subject)
+            await self._freezer.set(subject.cgroup, subject.inode, ratio)
+            return
+        with contextlib.suppress(Gone):
+            await self._freezer.set(subject.cgroup, subject.inode, ratio)
+        self._suspensions.thawed(subject)
 
     async def identity(self, subject: Subject) -> str:
         return await self._file.identity(subject)

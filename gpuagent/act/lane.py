@@ -13,7 +13,7 @@ therefore taken for ours.
 
 from gpuagent.act.adopted import GRACE_SECONDS
 from gpuagent.act.contest import Contest
-from gpuagent.act.desk import Desk, Order, for_budget
+from gpuagent.act.desk import Desk, Order, for_budget, said
 from gpuagent.act.lingering import identified, let_go
 from gpuagent.act.record import Entry, Target
 from gpuagent.act.restore import believed, ends_with_its_target, return_original
@@ -284,7 +284,7 @@ class Lane:
         return self._desk.closed or self.order.essence != order.essence
 
     def _as_wished(self, order: Order, real: Real, want: Real) -> Outcome:
-        entry, setting = self._entry, order.setting
+        entry, setting, reads = self._entry, order.setting, said(self.knob, real)
         assert setting is not None
         if self._rounded == (want.raw, real.raw):
             self.bound = min(self.bound, want.value)
@@ -292,15 +292,15 @@ class Lane:
             budget = for_budget(self._actuator, setting, entry.original)
             self._desk.ledger.serve(self.target, setting.purpose, budget)
         if self._contest.owner:
-            return self._outcome(order, "applied", f"it reads {real.raw}; {self._contest.undone}")
+            return self._outcome(order, "applied", f"it reads {reads}; {self._contest.undone}")
         if self.knob.launch:
             later = f"the next launch gets {real.raw}; what runs keeps what it started with"
             return self._outcome(order, "pending", later)
         # Less than that is how the target rounds, which is nobody's concern.
         tighter = setting.value - want.value >= self.knob.deadband
         if tighter and want.value == real.value:
-            return self._outcome(order, "applied", f"it reads {real.raw}, tighter than wished")
-        return self._outcome(order, "applied", f"it reads {real.raw}")
+            return self._outcome(order, "applied", f"it reads {reads}, tighter than wished")
+        return self._outcome(order, "applied", f"it reads {reads}")
 
     def _failed(self, order: Order, error: AgentError) -> Outcome | None:
         first, longest = next(p for kind, p in _PAUSES.items() if isinstance(error, kind))

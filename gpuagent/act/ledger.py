@@ -139,15 +139,7 @@ class Ledger:
             rule=rule,
             budget=None if budget is None else Kept.of(budget),
         )
-        try:
-            line = encode_line(record)
-        except UnicodeEncodeError as error:
-            raise Refused("its name is not UTF-8, so it cannot be recorded or changed") from error
-        if self._closed:
-            raise Refused("the ledger is closed: the agent is stopping")
-        waiter = asyncio.get_running_loop().create_future()
-        self._enqueue(_Job(record, line, waiter))
-        await waiter
+        await self._durable(record)
 
     def confirm(self, target: Target, read: Real) -> None:
         """Remember what our write read back as. Does nothing where the target is not held."""
@@ -161,6 +153,20 @@ class Ledger:
         entry, kept = self.held(target), None if budget is None else Kept.of(budget)
         if entry is not None and (entry.rule, entry.budget) != (rule, kept):
             self._note(msgspec.structs.replace(entry, rule=rule, budget=kept))
+
+    async def keep(self, target: Target, freed: Mapping[str, int] | None) -> None:
+        """Remember what the target gives up (`Entry.freed`); durable on return, unless it is None.
+
+        Raises Refused, and then nothing may be given up.
+        """
+        entry, bytes_ = self.held(target), None if freed is None else tuple(sorted(freed.items()))
+        if bytes_ is None:
+            if entry is not None and entry.freed is not None:
+                self._note(msgspec.structs.replace(entry, freed=None))
+            return
+        if entry is None:
+            raise Refused(f"{target} is not in the ledger, so what it gives up cannot be recorded")
+        await self._durable(msgspec.structs.replace(entry, freed=bytes_))
 
     def done(self, target: Target, what: str, why: str) -> None:
         """The target is ours no longer. Does nothing where it was not."""
@@ -240,6 +246,18 @@ class Ledger:
 
     # -- committing ----------------------------------------------------------------------------------
 
+    async def _durable(self, record: Intend | Entry) -> None:
+        """Write, and believe once it is written. Raises Refused."""
+        try:
+            line = encode_line(record)
+        except UnicodeEncodeError as error:
+            raise Refused("its name is not UTF-8, so it cannot be recorded or changed") from error
+        if self._closed:
+            raise Refused("the ledger is closed: the agent is stopping")
+        waiter = asyncio.get_running_loop().create_future()
+        self._enqueue(_Job(record, line, waiter))
+        await waiter
+
     def _note(self, record: Record) -> None:
         """Believe at once, write in the background."""
         self._book.apply(record)
@@ -276,7 +294,9 @@ class Ledger:
         for job in jobs:
             if job.waiter is None:
                 continue
-            if error is None:
+            if error is None and isinstance(job.record, Entry):
+                self._book.renew(job.record)
+            elif error is None:
                 self._book.apply(job.record)
             _answer(job.waiter, error, self.trouble)
         if self._queue:

@@ -3,7 +3,8 @@
 None of them reaches a client that runs (FACTS 3): what is set here is what the next one gets.
 """
 
-from gpuagent.errors import Gone, Refused, Unavailable
+from gpuagent.act.targets import OfTenant
+from gpuagent.errors import Refused, Unavailable
 from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Subject
 from gpuagent.model.vocab import MPS_DAEMON, MPS_DEFAULT_THREADS, MPS_THREADS
@@ -35,7 +36,7 @@ def _ratio(raw: str) -> float:
     return percent / 100
 
 
-class MpsThreads:
+class MpsThreads(OfTenant):
     """A tenant's ceiling: kept here, and told in its launch environment by the next snapshot.
 
     Nothing of it is on the host, so that an agent that has died leaves nothing to put back.
@@ -58,16 +59,6 @@ class MpsThreads:
             self._set.pop(subject.tenant, None)
         else:
             self._set[subject.tenant] = real
-
-    async def identity(self, subject: Subject) -> str:
-        return subject.tenant
-
-    async def verify(self, subject: Subject, identity: str) -> None:
-        if subject.tenant != identity:
-            raise Gone(f"{subject} is not {identity}")
-
-    async def owner(self, subject: Subject) -> int:
-        return 0
 
 
 class _OfDaemon:

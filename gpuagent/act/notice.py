@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import structlog
 
 from gpuagent.act.protects import Seen
+from gpuagent.act.targets import OfTenant
 from gpuagent.errors import Gone, Refused, Unavailable
 from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Notice, Place, Process, Subject, Tenant
@@ -39,7 +40,7 @@ class _Attempt:
         self.signalled: set[tuple[int, int]] = set()
 
 
-class Noticed:
+class Noticed(OfTenant):
     """Whether a tenant has been told. Kept in memory: an agent that starts anew tells anew."""
 
     knob: Knob = NOTICED
@@ -78,17 +79,6 @@ class Noticed:
         self._told[name] = None
         _shorten(self._told)
 
-    async def identity(self, subject: Subject) -> str:
-        return subject.tenant
-
-    async def verify(self, subject: Subject, identity: str) -> None:
-        if subject.tenant != identity:
-            raise Gone(f"{subject} is not {identity}")
-
-    async def owner(self, subject: Subject) -> int:
-        """Root: what has been told is nobody's to change."""
-        return 0
-
     # -- telling --------------------------------------------------------------------------------------
 
     def _attempt(self, name: str) -> _Attempt:
@@ -106,7 +96,10 @@ class Noticed:
         if notice.command:
             await self._run(notice.command, tenant)
         elif notice.signal and not attempt.signalled:
-            raise Refused(f"none of its {len(tenant.processes)} processes catches {notice.signal}")
+            raise Refused(
+                f"none of its {len(tenant.processes)} processes catches {notice.signal}: give it a handler, "
+                "or a notice_command"
+            )
         if notice:
             _log.info(
                 "tenant told",
@@ -148,10 +141,16 @@ def _user(tenant: Tenant) -> int:
         raise Gone(f"{tenant.name} has no process")
     if len(users) > 1:
         names = ", ".join(sorted(users.values())[:5])
-        raise Refused(f"its processes have several users ({names}): as whom is not plain")
+        raise Refused(
+            f"its processes have several users ({names}): as whom is not plain; make it a tenant for each, "
+            "or use notice_signal"
+        )
     (uid,) = users
     if uid == 0 and not all(_on_the_host(p) for p in tenant.places):
-        raise Refused("its processes are root inside a container: nothing is run as root for it")
+        raise Refused(
+            "its processes are root inside a container: nothing is run as root for it; let it run as another "
+            "user, or use notice_signal"
+        )
     return uid
 
 

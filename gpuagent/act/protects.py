@@ -1,4 +1,4 @@
-"""Whom nothing harsh is done to, looked at once more at the last moment: L1 tenants, and the unknown."""
+"""Whom nothing harsh is done to, looked at once more at the last moment: L1, the unknown, MPS clients."""
 
 from collections.abc import Callable
 
@@ -23,6 +23,11 @@ def see_none_is(inventory: Inventory, pid: int, started: int) -> None:
     for tenant in _protected(inventory):
         if any((p.pid, p.started) == (pid, started) for p in tenant.processes):
             raise Refused(f"process {pid} is a process of {tenant.name} (L1)")
+
+
+def is_mps_client(inventory: Inventory, pid: int) -> bool:
+    """Whether the driver lists the process as a client of an MPS server."""
+    return any(p.pid == pid and p.kind == "mps" for p in inventory.gpu_processes or ())
 
 
 def _protected(inventory: Inventory) -> tuple[Tenant, ...]:

@@ -75,6 +75,11 @@ class Entry(msgspec.Struct, frozen=True, tag="held"):
     """`Setting.rule` of the newest write; empty where an earlier version of ours wrote the line."""
     budget: Kept | None = None
     """What serves the budget without what passes; None where the newest write is that."""
+    freed: tuple[tuple[str, int], ...] | None = None
+    """Device memory that the target has given up, by card in bytes, and needs to be put back.
+
+    None where it has begun to give up nothing, or that is not known.
+    """
 
     @property
     def target(self) -> Target:
@@ -197,8 +202,14 @@ class Book:
                 wall=known.wall if known is not None else record.wall,
                 rule=record.rule,
                 budget=record.budget,
+                freed=known.freed if known is not None else None,
             )
         )
+
+    def renew(self, entry: Entry) -> None:
+        """Take an entry in if its hold has not ended meanwhile."""
+        if self._of(entry.hold) is not None:
+            self._put(entry)
 
     def _put(self, entry: Entry) -> None:
         """A newer hold replaces an older one of the same target whose end was never written."""

@@ -6,6 +6,7 @@ is left as it is.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import AsyncExitStack
 from enum import StrEnum, unique
 from typing import Literal
 
@@ -21,7 +22,7 @@ from gpuagent.model.audit import Action
 from gpuagent.model.declare import Fate, Knob, On
 from gpuagent.model.state import ActionResult
 from gpuagent.model.vocab import KNOB
-from gpuagent.ports import Actuator, Real
+from gpuagent.ports import Actuator, Orderly, Real
 
 CALL_SECONDS = 5.0
 """How long the put-back of one target may take before it is reported as failed."""
@@ -166,7 +167,7 @@ async def put_back(
     entries = sorted(ledger.entries.values(), key=lambda e: e.target)
     items = [_void(e) for e in ledger.void]
     unsure = {e.target for e in entries if _is_budgeted(e) and (e.pending or e.target in busy)}
-    async with asyncio.TaskGroup() as group:
+    async with _all_at_once(actuators), asyncio.TaskGroup() as group:
         tasks = []
         for entry in entries:
             knob, actuator = KNOB.get(entry.knob), by_name.get(entry.knob)
@@ -193,6 +194,14 @@ async def put_back(
     if audit is not None:
         _tell(audit, items, occasion, clock.now().wall)
     return tuple(items)
+
+
+def _all_at_once(actuators: Iterable[Actuator]) -> AsyncExitStack:
+    stack = AsyncExitStack()
+    for actuator in actuators:
+        if isinstance(actuator, Orderly):
+            stack.enter_context(actuator.all_at_once())
+    return stack
 
 
 def failed(report: Iterable[Item]) -> bool:

@@ -1,10 +1,13 @@
 """How it is read, encoded and set whether a process is suspended. The order is that of `Suspensions`."""
 
-from gpuagent.act.protects import Seen, see_none_is
+from contextlib import AbstractContextManager
+
+from gpuagent.act.protects import Seen, is_mps_client, see_none_is
 from gpuagent.act.suspensions import Suspensions
-from gpuagent.errors import Gone, Refused
+from gpuagent.act.targets import OfProcess
+from gpuagent.errors import Refused
 from gpuagent.model.declare import Knob
-from gpuagent.model.inventory import Subject
+from gpuagent.model.inventory import Inventory, Subject
 from gpuagent.model.vocab import SUSPENDED
 from gpuagent.ports import Ender, Real
 
@@ -12,21 +15,33 @@ _RUNS = Real(0.0, "runs")
 _LOCKED = Real(0.5, SUSPENDED.leftover)
 """At rest, with all its memory: neither of the two. Of ours, it is what an attempt has left."""
 _SUSPENDED = Real(1.0, "suspended")
-_REALS = {real.raw: real for real in (_RUNS, _LOCKED, _SUSPENDED)}
+_REALS = {
+    "runs": _RUNS,
+    "locked": _LOCKED,
+    "suspended": _SUSPENDED,
+    "unconfirmed": Real(
+        1.0, "suspended, as the tool says; the driver has not confirmed that its memory is free"
+    ),
+}
+_ANOTHERS = Real(2.0, "suspended by somebody else")
+"""Where we were about to suspend it. No value that we write, so that it is never taken for ours."""
 
 
-class Suspend:
-    """The raw text is "runs", "locked" or "suspended"."""
+class Suspend(OfProcess):
+    """The raw text is "runs", "locked" or "suspended", or says of whom or of what it is not known."""
 
     knob: Knob = SUSPENDED
 
     def __init__(self, suspensions: Suspensions, *, ender: Ender, seen: Seen) -> None:
+        super().__init__(ender)
         self._suspensions = suspensions
-        self._ender = ender
         self._seen = seen
 
     async def get(self, subject: Subject) -> Real:
-        return _REALS[await self._suspensions.state(subject)]
+        state = await self._suspensions.state(subject)
+        if state == "suspended" and self._suspensions.anothers(subject):
+            return _ANOTHERS
+        return _REALS[state]
 
     def encode(self, subject: Subject, value: float, original: Real) -> Real:
         """Half and more suspends. What somebody else has suspended or locked is left so."""
@@ -35,24 +50,37 @@ class Suspend:
     async def set(self, subject: Subject, raw: str) -> None:
         """Goes on to its end also where the caller no longer waits."""
         if raw == _SUSPENDED.raw:
-            await self._suspensions.suspend(
-                subject, see=lambda: see_none_is(self._seen(), subject.pid, subject.started)
-            )
+            await self._suspensions.suspend(subject, see=lambda: self._see(subject))
         elif raw == _RUNS.raw:
             await self._suspensions.resume(subject)
         else:
             raise Refused(f"{raw[:80]!r} is nothing that a process can be made to be")
 
-    async def identity(self, subject: Subject) -> str:
-        """PID:STARTED. The ledger keeps the boot: within one no two processes have both."""
-        return f"{subject.pid}:{subject.started}"
+    def all_at_once(self) -> AbstractContextManager[None]:
+        """As `ports.Orderly`."""
+        return self._suspensions.all_at_once()
 
-    async def verify(self, subject: Subject, identity: str) -> None:
-        if identity != await self.identity(subject):
-            raise Gone(f"{subject} is not process {identity}")
-        if not await self._ender.alive(subject.pid, subject.started):
-            raise Gone(f"process {subject.pid} has ended")
+    def _see(self, subject: Subject) -> None:
+        """Raises Refused where it must not be suspended, or cannot be, Unavailable if unknown."""
+        seen = self._seen()
+        see_none_is(seen, subject.pid, subject.started)
+        _see_tool_fits(seen, subject.pid)
 
-    async def owner(self, subject: Subject) -> int:
-        """Root: whoever owns the process may run the tool too, but has no device memory to gain."""
-        return 0
+
+def _see_tool_fits(inventory: Inventory, pid: int) -> None:
+    """Raises Refused where cuda-checkpoint is known not to work, or could harm others.
+
+    MIG "isn't supported right now" (NVIDIA/cuda-checkpoint#42, 2025-12). Of MPS NVIDIA says nothing; the
+    tool "does not attempt to keep the process in a good state" where it fails (its README), and a
+    client's fault ends the work of all on its server.
+    """
+    if is_mps_client(inventory, pid):
+        raise Refused(
+            f"process {pid} is a client of MPS: that cuda-checkpoint works for one is not documented, "
+            "and a fault of it would end the work of others; use another lever, or no MPS"
+        )
+    if any(p.pid == pid and p.mig for p in inventory.gpu_processes or ()):
+        raise Refused(
+            f"process {pid} runs in a MIG instance, and cuda-checkpoint does not support MIG: use "
+            "another lever"
+        )

@@ -11,9 +11,10 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gpuagent.act.protects import Seen, see_none_is
+from gpuagent.act.protects import Seen, is_mps_client, see_none_is
 from gpuagent.act.record import Target, target_of
 from gpuagent.act.suspensions import Suspensions
+from gpuagent.act.targets import OfProcess
 from gpuagent.errors import Gone, Refused, Unavailable, Unsupported
 from gpuagent.model.declare import Knob
 from gpuagent.model.inventory import Subject
@@ -33,7 +34,7 @@ class Clients(Protocol):
     async def terminate_client(self, pid: int) -> bool: ...
 
 
-class Terminated:
+class Terminated(OfProcess):
     """Whether a process has been ended. One that we ended reads so for as long as that is wished."""
 
     knob: Knob = TERMINATED
@@ -49,7 +50,7 @@ class Terminated:
         seen: Seen,
     ) -> None:
         """`mps` is None where there is no MPS; `held` tells whether the ledger has an entry for a target."""
-        self._ender = ender
+        super().__init__(ender)
         self._mps = mps
         self._suspensions = suspensions
         self._held = held
@@ -57,6 +58,8 @@ class Terminated:
         self._seen = seen
         self._tried: dict[tuple[int, int], bool] = {}
         """Those that this run has begun to end; True while one is suspended, and not killed."""
+        self._parted: set[tuple[int, int]] = set()
+        """Those of them whose work as an MPS client has been ended."""
         self._ended: dict[tuple[int, int], None] = {}
         """Those that we have ended, the latest last."""
 
@@ -81,16 +84,14 @@ class Terminated:
             async with self._suspensions.ending(subject) as suspended:
                 self._tried[key] = suspended
                 await self._end(subject)
-        self._tried.pop(key)
+        self._forget(key)
         self._ended[key] = None
         while len(self._ended) > _KEPT:
             del self._ended[next(iter(self._ended))]
 
     async def _end(self, subject: Subject) -> None:
         pid, started = subject.pid, subject.started
-        if self._mps is not None:
-            # A client that dies without MPS knowing can take the others on its server with it.
-            await self._mps.terminate_client(pid)
+        await self._part(subject)
         await self._ender.send(pid, started, signal.SIGTERM)
         try:
             if await self._ender.ended(pid, started, self._grace()):
@@ -102,7 +103,21 @@ class Terminated:
             raise
         await self._kill(subject)
         if not await self._ender.ended(pid, started, KILL_SECONDS):
-            raise Unavailable(f"process {pid} was killed and does not end: it hangs in the kernel")
+            raise Unavailable(
+                f"process {pid} was killed and does not end: it hangs in the kernel, which only the call it "
+                f"is in, or a reboot, can end; `cat /proc/{pid}/stack` and the kernel log (NVRM, Xid) say where"
+            )
+
+    async def _part(self, subject: Subject) -> None:
+        """End its work as an MPS client: one that dies as such can take the others on its server with it."""
+        key = subject.pid, subject.started
+        if self._mps is not None and await self._mps.terminate_client(subject.pid):
+            self._parted.add(key)
+        if key not in self._parted and is_mps_client(self._seen(), subject.pid):
+            raise Refused(
+                f"process {subject.pid} is a client of an MPS daemon that is not known: "
+                "name its daemon in [[mps.groups]]"
+            )
 
     async def _kill(self, subject: Subject) -> None:
         self._tried[subject.pid, subject.started] = False
@@ -121,22 +136,8 @@ class Terminated:
             with contextlib.suppress(Gone, Unsupported):
                 if await self._suspensions.state(subject) != "runs":
                     await self._suspensions.resume(subject)
+        self._forget(key)
+
+    def _forget(self, key: tuple[int, int]) -> None:
         self._tried.pop(key, None)
-
-    async def identity(self, subject: Subject) -> str:
-        """PID:STARTED. The ledger keeps the boot: within one no two processes have both."""
-        return f"{subject.pid}:{subject.started}"
-
-    async def verify(self, subject: Subject, identity: str) -> None:
-        if identity != await self.identity(subject):
-            raise Gone(f"{subject} is not process {identity}")
-        await self._alive(subject)
-
-    async def owner(self, subject: Subject) -> int:
-        """Root: nobody un-ends a process."""
-        return 0
-
-    async def _alive(self, subject: Subject) -> None:
-        """Raises Gone where it has ended."""
-        if not await self._ender.alive(subject.pid, subject.started):
-            raise Gone(f"process {subject.pid} has ended, and nothing brings it back")
+        self._parted.discard(key)

@@ -19,6 +19,17 @@ _FRESH_SECONDS = 60.0
 _LONGEST_NAME = 16
 """Of a tenant; a longer one would take the room of the other columns."""
 _GIB = 1024**3
+_CAME_OF_IT = {
+    "applied": "written, and read back",
+    "pending": "acts on what is started from now on",
+    "would": "only said",
+    "refused": "it cannot be turned here",
+    "gone": "what was to be turned has gone",
+    "ineffective": "it would have had no effect",
+    "contested": "somebody else keeps undoing it",
+    "put back": "as it was before",
+    "left alone": "somebody else had changed it",
+}
 
 
 def picture(
@@ -94,7 +105,7 @@ def _tenant(tenant: Tenant, hold: Hold | None, beside: Beside | None) -> Iterato
     name = printable(tenant.name)
     yield name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
     yield tenant.level.name
-    yield tenant.kind or "unsure"
+    yield tenant.kind or UNKNOWN
     yield amount("ratio", hold.share if held and hold is not None else 1.0)
     if beside is None:
         yield from ("", "", "")
@@ -154,8 +165,11 @@ def conclusion(summary: Summary) -> Iterator[str]:
     if summary.l3_throughput_kept is not None:
         yield f"L3 kept {summary.l3_throughput_kept:.0%} of the work it does without the agent"
     yield from _peaks(summary)
+    if summary.actions:
+        yield "what the agent did, how often, and what came of it:"
     for name, count in summary.actions.items():
-        yield f"{name}: {count}"
+        meaning = _CAME_OF_IT.get(name.partition(" ")[2], "")
+        yield f"  {name}: {count}{f' ({meaning})' if meaning else ''}"
     for card in summary.lost_cards:
         yield f"card {card} fell off the bus: what was set on it is gone with it"
     rest = " that still exists" if summary.lost_cards else ""

@@ -44,6 +44,8 @@ def explain(tenant: str | None) -> None:
 def _say_who(told: Document) -> None:
     row = told["row"]
     claimed = f"claimed by the rule {row['rule']}" if row["rule"] else "found, no rule claims it"
+    if told["run"] is not None:
+        claimed = "started by gpuagent run"
     say(f"{row['name']} is {row['level']} ({told['level_means']}); it was {claimed}.")
     where = f"card {listed(row['gpus'])}" if row["gpus"] else "no card"
     say(
@@ -89,7 +91,10 @@ def words_of(run: Document) -> str:
     if memory is not None:
         parts.append(f"with {amount('bytes', memory)} reserved on each card")
     if share is not None:
-        parts.append(f"and {amount('ratio', share)} of it under CUDA MPS")
+        enforced = (
+            "" if any("share is not enforced" in n for n in run["notes"]) else " under CUDA MPS"
+        )
+        parts.append(f"and {amount('ratio', share)} of it{enforced}")
     where = f"in {run['scope']}" if run["scope"] else "without a scope of its own"
     return ". ".join((f"{' '.join(parts)}, {where}", *run["notes"])) + "."
 
@@ -103,7 +108,8 @@ def _say_latency(row: Document) -> None:
     if quantile is None:
         return
     known = row["latency_seconds"]
-    measured = "is not reported now" if known is None else f"is {_latency(known)}"
+    about = "about " if row["latency_estimated"] else ""
+    measured = "is not reported now" if known is None else f"is {about}{_latency(known)}"
     objective = row["latency_objective_seconds"]
     if objective is None:
         wanted = "no objective is declared"
@@ -134,14 +140,18 @@ def _latency(value: float) -> str:
 
 def _say_hours(told: Document) -> None:
     if told["hours"] and not told["within_hours"]:
-        say(f"It may use all it gets at {listed(told['hours'])} only, and it is another time now.")
+        hindered = f" But {told['hours_why']}." if told["hours_why"] else ""
+        say(
+            f"It may use all it gets at {listed(told['hours'])} only, and it is another time now."
+            f"{hindered}"
+        )
 
 
 def say_held(told: Document) -> None:
     row = told["row"]
     held = row["held_back"]
     if held is not None:
-        say(_held(held))
+        say(_held(held, acts=told["acts"]))
     elif row["may_be_held_back"]:
         say("It is not held back now.")
     else:
@@ -161,7 +171,7 @@ _EFFECT = {
     "applied": "It is held back to {share} for {cause}: {why}.",
     "in flight": "It is being held back to {share} for {cause}: {why}.",
     "pending": "It is held back to {share} for {cause} as soon as it starts anew: {why}.",
-    "would": "It would be held back to {share} for {cause} if the agent acted: {why}.",
+    "would": "It would be held back to {share} for {cause}{only_if}: {why}.",
     "refused": "It is to be held back to {share} for {cause}: {why}. That is refused{hindrance}.",
     "ineffective": "It is to be held back to {share} for {cause}: {why}. "
     "That has no effect{hindrance}.",
@@ -175,11 +185,13 @@ _EFFECT = {
 """By what became of the decision: only the first three are in force."""
 
 
-def _held(held: Document) -> str:
+def _held(held: Document, *, acts: bool) -> str:
+    """`acts` is whether the agent does: what would be done by one that does is left out as configured."""
+    only_if = ", which is only observed" if acts else " if the agent acted"
     hindrance = f": {held['effect_why']}" if held["effect_why"] else ""
     share = f"{amount('ratio', held['share_ratio'])} of its usual activity"
     return _EFFECT[held["effect"]].format(
-        share=share, cause=held["cause"], why=held["why"], hindrance=hindrance
+        share=share, cause=held["cause"], why=held["why"], hindrance=hindrance, only_if=only_if
     )
 
 
@@ -227,7 +239,7 @@ def _say_causes(causes: list[Document]) -> None:
 def _say_knobs(knobs: list[Document]) -> None:
     _title("Knobs")
     for knob in knobs:
-        say(f"  {knob['knob']} of {knob['cgroup'] or knob['gpu'] or knob['tenant'] or 'the node'}")
+        say(f"  {knob['knob']} of {_where(knob)}")
         unit = knob["unit"]
         values = f"wanted {amount(unit, knob['wanted'])}, real {amount(unit, knob['real'])}"
         if knob["original"] is not None:
@@ -239,6 +251,10 @@ def _say_knobs(knobs: list[Document]) -> None:
         if knob["rule"]:
             numbers = ", ".join(f"{n} {amount(n, v)}" for n, v in knob["numbers"].items())
             say(f"    rule: {knob['rule']}" + (f" ({numbers})" if numbers else ""))
+
+
+def _where(knob: Document) -> str:
+    return knob["cgroup"] or knob["gpu"] or knob["mps"] or knob["tenant"] or "the node"
 
 
 def _say_seats(seats: list[Document]) -> None:

@@ -6,6 +6,8 @@ from gpuagent.cli.show import UNKNOWN
 OVER = "!"
 """Stands after a latency that is over its objective: where there is no colour it has to do."""
 
+ESTIMATED = "~"
+
 
 def known(row: Document) -> bool:
     """Whether the tenant has a latency or an objective for one."""
@@ -25,7 +27,10 @@ def over(row: Document) -> bool:
 
 
 def latency(row: Document) -> str:
-    """Such as "93/100 ms"; "-/100 ms" while it is not reported; "93 ms" where none is declared."""
+    """Such as "93/100 ms"; "-/100 ms" while it is not reported; "93 ms" where none is declared.
+
+    One that is only estimated, such as from the buckets of a histogram, has "~" before it.
+    """
     found, wanted = _number(row["latency_seconds"]), row["latency_objective_seconds"]
     values = [x for x in (found, wanted) if x is not None]
     if not values:
@@ -33,7 +38,8 @@ def latency(row: Document) -> str:
     factor, unit = (1000, "ms") if max(values) < 0.9995 else (1, "s")
     parts = [found] if wanted is None else [found, wanted]
     text = "/".join(UNKNOWN if x is None else _short(x * factor) for x in parts)
-    return f"{text} {unit}" + (OVER if over(row) else "")
+    about = ESTIMATED if found is not None and row["latency_estimated"] else ""
+    return f"{about}{text} {unit}" + (OVER if over(row) else "")
 
 
 def at(row: Document) -> str:

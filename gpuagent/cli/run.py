@@ -17,6 +17,8 @@ from gpuagent.quantities import bytes_, ratio
 
 PATIENCE_SECONDS = 3.0
 """An agent that hangs must not keep the command from starting."""
+_DECLINED = (Exit.FORBIDDEN, Exit.UNKNOWN_TENANT, Exit.REFUSED)
+"""The agent has answered, and there is no such environment to be had."""
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 """As a shell has it (POSIX, "Exit Status for Commands")."""
@@ -83,7 +85,8 @@ def run(
     says why. Who may start which level is configured, with [[run.allow]].
 
     With --tenant it gets the environment of a tenant that is declared. Where the agent does not run,
-    or does not say, COMMAND is started as it is, with a warning.
+    or does not answer, COMMAND is started as it is, with a warning; where it answers that there is no
+    such tenant, or that it is not yours, COMMAND is not started.
 
     What the agent sets replaces variables of the same name.
     """
@@ -174,7 +177,7 @@ def _environment(name: str, *, strict: bool) -> dict[str, str]:
         client = Client(Options.current().socket, patience=PATIENCE_SECONDS)
         return _variables(client.tenant(name, "/environment"))
     except Failure as failure:
-        if strict:
+        if strict or failure.code in _DECLINED:
             raise
         _warn(f"{failure}; the command starts as it is")
         return {}

@@ -36,8 +36,14 @@ def daemon() -> None:
     is_flag=True,
     help="Only what must not stay after a crash; limits that serve a power budget stay.",
 )
+@click.option(
+    "--force-resume",
+    is_flag=True,
+    help="Resume suspended processes also where it is not known that their cards have enough memory "
+    "free. One whose resumption fails for want of memory is lost: look at nvidia-smi first.",
+)
 @common
-def restore(*, rescue: bool) -> None:
+def restore(*, rescue: bool, force_resume: bool) -> None:
     """Put back what the agent has changed, without the agent.
 
     Refused while it runs: use `gpuagent pause` then.
@@ -47,7 +53,7 @@ def restore(*, rescue: bool) -> None:
     options = Options.current()
     setup(level="warning")
     try:
-        report = put_back(absolute(options.config), rescue=rescue)
+        report = put_back(absolute(options.config), rescue=rescue, force_resume=force_resume)
     except Refused as error:
         raise Failure(Exit.REFUSED, str(error)) from error
     except AgentError as error:

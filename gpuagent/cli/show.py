@@ -1,6 +1,7 @@
 """How values look on a terminal: units, unknown as "-", names without the power to do harm."""
 
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -14,6 +15,8 @@ UNKNOWN = "-"
 Number = float | str | None
 
 _GIB = 1024**3
+_NO_END = 100_000
+"""Columns of what is no terminal: more than any line has."""
 
 
 def emit(document: object) -> None:
@@ -23,7 +26,10 @@ def emit(document: object) -> None:
 
 
 def say(text: str = "", hang: int = 2) -> None:
-    """Print one line, wrapped at the width of the terminal, continued `hang` columns further in."""
+    """Print one line, wrapped at the width of the terminal, continued `hang` columns further in.
+
+    Where there is no terminal it is one line, for whatever reads it.
+    """
     indent = " " * (len(text) - len(text.lstrip(" ")))
     for line in textwrap.wrap(
         printable(text),
@@ -36,7 +42,9 @@ def say(text: str = "", hang: int = 2) -> None:
 
 
 def width() -> int:
-    """Columns of the terminal; 80 where there is none."""
+    """Columns of the terminal, or as COLUMNS says; where there is neither, as many as it takes."""
+    if not (sys.stdout.isatty() or os.environ.get("COLUMNS")):
+        return _NO_END
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
@@ -51,13 +59,14 @@ def amount(name: str, value: Number) -> str:
         return f"{value / _GIB:.1f} GiB"
     if unit == "ratio":
         return f"{value * 100:.0f} %"
+    if unit == "watts":
+        return f"{value:.0f} W"
     if unit in _SYMBOLS:
         return f"{_short(value)} {_SYMBOLS[unit]}"
     return _short(value)
 
 
 _SYMBOLS = {
-    "watts": "W",
     "celsius": "C",
     "cores": "cores",
     "seconds": "s",

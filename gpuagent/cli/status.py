@@ -25,8 +25,9 @@ def status() -> None:
     client = Client(options.socket)
     node, health = client.get("/v1/node"), client.get("/v1/health")
     gpus = _or_none(lambda: client.get("/v1/gpus"))
+    mps = _or_none(lambda: client.get("/v1/mps"))
     if options.json:
-        emit({"node": node, "health": health, "gpus": gpus})
+        emit({"node": node, "health": health, "gpus": gpus, "mps": mps})
     else:
         rows = _or_none(lambda: list(client.items("/v1/tenants")))
         _say_node(node, health)
@@ -36,6 +37,8 @@ def status() -> None:
         elif gpus["items"]:
             say()
             _say_cards(gpus["items"])
+            _say_settings(_or_none(lambda: client.get("/v1/plan")), gpus["items"])
+        _say_mps(mps)
         _say_latencies([row for row in rows or () if known(row)])
     click.get_current_context().exit(Exit.OK if health["ok"] else Exit.PROBLEM)
 
@@ -102,7 +105,7 @@ def _say_health(health: Document) -> None:
     for listener in health["listeners"]:
         if listener["why"]:
             say(f"  listener {listener['name']} ({listener['address']}): {listener['why']}")
-    for key in ("tokens_why", "unsaved_why"):
+    for key in ("mps_why", "tokens_why", "unsaved_why"):
         if health[key]:
             say(f"  {health[key]}")
     for card in health["blind"]:
@@ -127,6 +130,52 @@ def _say_cards(cards: list[Document]) -> None:
             )
         )
     table(("Card", "Name", "Busy", "Memory", "Power", "Heat", "Tenants"), rows)
+
+
+_CARD_SETTINGS = (
+    "gpu_power_limit",
+    "gpu_clock_limit",
+    "gpu_compute_mode",
+    "gpu_persistence_mode",
+    "gpu_time_slice",
+)
+_UNMET = ("refused", "contested", "ineffective")
+
+
+def _say_settings(plan: Document | None, cards: list[Document]) -> None:
+    """Settings of cards that are wished and cannot be had."""
+    index = {card["uuid"]: card["index"] for card in cards}
+    for knob in (plan or {"knobs": ()})["knobs"]:
+        if knob["knob"] in _CARD_SETTINGS and knob["result"] in _UNMET:
+            on, why = index.get(knob["gpu"], knob["gpu"]), knob["outcome_why"]
+            wanted = amount(knob["unit"], knob["wanted"])
+            say(f"Card {on}: {knob['knob']} {wanted}: {knob['result']}{': ' + why if why else ''}")
+
+
+def _say_mps(mps: Document | None) -> None:
+    """The control daemons of CUDA MPS, where any are configured."""
+    daemons = (mps or {"daemons": None})["daemons"]
+    if not daemons:
+        return
+    say()
+    table(
+        ("MPS daemon", "Is", "Own", "Cards", "Servers", "Clients", "Default share"),
+        (
+            (
+                daemon["name"],
+                "up" if daemon["up"] else "down",
+                "yes" if daemon["own"] else "no",
+                listed(daemon["gpus"]),
+                str(len(daemon["servers"])),
+                str(len(daemon["clients"])),
+                amount("ratio", daemon["default_threads_ratio"]),
+            )
+            for daemon in daemons
+        ),
+    )
+    for daemon in daemons:
+        for why in dict.fromkeys(w for w in (daemon["why"], daemon["own_why"]) if w):
+            say(f"  {daemon['name']}: {why}")
 
 
 def _say_latencies(rows: list[Document]) -> None:

@@ -72,8 +72,10 @@ def _groups(config: Config) -> list[Offer]:
 
     found = asyncio.run(MpsDaemons(config.mps).daemons())
     own = {group.name for group in config.mps.groups if group.own}
+    enforce = config.mode == "enforce"
     return [
-        tools.daemon(one, own=one.name in own, mixed=tuple(mixed(config, one))) for one in found
+        tools.daemon(one, own=one.name in own, enforce=enforce, mixed=tuple(mixed(config, one)))
+        for one in found
     ]
 
 

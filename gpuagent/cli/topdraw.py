@@ -151,7 +151,11 @@ def _complaints(told: Told) -> list[str]:
     found += [f"Card {g['index']} cannot be read: {g['why']}" for g in health["blind"]]
     amiss = [one for one in health["listeners"] if one["why"] or not one["up"]]
     found += [f"Listener {x['name']}: {x['why'] or 'it is not open'}" for x in amiss]
-    said = {"Tokens": health["tokens_why"], "Not saved": health["unsaved_why"]}
+    said = {
+        "MPS": health["mps_why"],
+        "Tokens": health["tokens_why"],
+        "Not saved": health["unsaved_why"],
+    }
     return found + [f"{what}: {why}" for what, why in said.items() if why]
 
 
@@ -298,7 +302,7 @@ def _tenant(row: Document, override: Document | None) -> dict[str, str]:
     return {
         "Tenant": row["name"],
         "Lvl": row["level"],
-        "Class": row["kind"] or "unsure",
+        "Class": row["kind"] or UNKNOWN,
         "Share": amount("ratio", row["share_ratio"]),
         "Latency": latency(row),
         "Cards": listed(row["gpus"]),

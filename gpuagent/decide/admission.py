@@ -17,7 +17,7 @@ import msgspec
 
 from gpuagent.config import Levels
 from gpuagent.model.hours import within
-from gpuagent.model.inventory import Gpu, Level, on_gpu, on_tenant_gpu
+from gpuagent.model.inventory import Gpu, Inventory, Level, on_gpu, on_tenant_gpu
 from gpuagent.model.run import (
     MOST_RUNS,
     MOST_RUNS_OF_USER,
@@ -197,6 +197,7 @@ def _named(ask: RunAsk, ground: Ground, known: tuple[Gpu, ...]) -> tuple[Gpu, ..
             return Refusal(
                 kind=against.kind,
                 why=f"GPU {card.index}: {against.why}",
+                remedy="ask for less or for another card, or wait until somebody has ended",
                 numbers=(("gpu_index", card.index), *against.numbers),
             )
     return tuple(sorted(chosen.values(), key=lambda g: g.index))
@@ -260,9 +261,9 @@ def _memory_short(ask: RunAsk, card: Gpu, ground: Ground) -> Obstacle | None:
         ("memory_total_bytes", total),
     )
     if ask.memory_bytes > free - owed:
-        reserved = f", of which {gib(owed)} are reserved for others" if owed else ""
         return Obstacle(
-            f"{gib(ask.memory_bytes)} are asked for; {gib(free)} are free{reserved}", numbers
+            f"{gib(ask.memory_bytes)} are asked for; {gib(free)} are free{_reserved(owed, free)}",
+            numbers,
         )
     if promised + ask.memory_bytes > total:
         return Obstacle(
@@ -270,6 +271,31 @@ def _memory_short(ask: RunAsk, card: Gpu, ground: Ground) -> Obstacle | None:
             numbers,
         )
     return None
+
+
+def _reserved(owed: float, free: float) -> str:
+    """How much of what is free is promised already, in words."""
+    if not owed:
+        return ""
+    if owed <= free:
+        return f", of which {gib(owed)} are reserved for others"
+    return f", but others were promised {gib(owed)} more than they use now"
+
+
+def unshared(ask: RunAsk, gpus: Iterable[Gpu], inventory: Inventory) -> str:
+    """Why the share that is asked for is not enforced; empty where it is, as far as is known."""
+    cards = tuple(gpus)
+    if ask.share_ratio is None or inventory.mps is None:
+        return ""
+    up = [d for d in inventory.mps if d.up]
+    bare = [g for g in cards if not any(d.serves(g.uuid) for d in up)]
+    if bare:
+        listed = ", ".join(str(g.index) for g in bare)
+        return f"no MPS daemon serves GPU {listed}: share is not enforced"
+    if not any(all(d.serves(g.uuid) for g in cards) for d in up):
+        listed = ", ".join(str(g.index) for g in cards)
+        return f"no single MPS daemon serves GPU {listed}: share is not enforced"
+    return ""
 
 
 def _share_short(ask: RunAsk, card: Gpu, ground: Ground) -> Obstacle | None:

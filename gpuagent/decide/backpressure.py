@@ -14,6 +14,7 @@ from gpuagent.config import Backpressure as Law
 from gpuagent.config import Config
 from gpuagent.decide.causes import look
 from gpuagent.decide.held import Memory
+from gpuagent.decide.shown import would_hold
 from gpuagent.decide.turn import Turn
 from gpuagent.model.plan import Decision
 from gpuagent.model.state import NodeState
@@ -42,9 +43,10 @@ class Backpressure:
         else:
             active = set()  # without knowing who is where, no cut is safe
         turn.ease(active)
+        settings, holds = turn.settings(), turn.holds()
         decision = Decision(
-            settings=turn.settings(),
-            holds=turn.holds(),
+            settings=settings,
+            holds=(*holds, *would_hold(settings, holds)),
             causes=causes,
             events=turn.events,
             look_again=look_again,

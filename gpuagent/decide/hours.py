@@ -8,7 +8,8 @@ clocks are changed needs no rule of its own.
 import msgspec
 
 from gpuagent.config import Config
-from gpuagent.decide.ladder import may_be_held, rungs
+from gpuagent.decide.ladder import may_be_held
+from gpuagent.decide.levers import OBSERVED
 from gpuagent.decide.origins import Before, Origins, relied_on, with_those_held
 from gpuagent.decide.standing import held_to, used_before
 from gpuagent.model.hours import within
@@ -48,7 +49,7 @@ class Hours:
         settings = tuple(s for wished in wishes.values() for s in wished)
         if not state.tenants_known:
             return msgspec.structs.replace(memory, before=now, origins=origins), Decision()
-        names = tuple(sorted(wishes))
+        names = tuple(sorted(t.name for t in off if CPU_MAX.family not in t.observed))
         known = relied_on(used_before(origins, settings, state), now.held, state.now.mono)
         return (
             Memory(before=now, origins=known, told=names),
@@ -62,8 +63,9 @@ class Hours:
     def _wishes(self, tenant: Tenant, state: NodeState, origins: Origins) -> tuple[Setting, ...]:
         share, why = share_off(tenant), _why(tenant)
         cause = Cause("hours", on_tenant(tenant.name), state.now.mono, why)
+        only = OBSERVED if CPU_MAX.family in tenant.observed else None
         return tuple(
-            msgspec.structs.replace(setting, rule=RULE)
+            msgspec.structs.replace(setting, rule=RULE, blocked=setting.blocked or only)
             for setting in held_to(
                 share, tenant, cause=cause, state=state, origins=origins, law=self._law
             )
@@ -82,7 +84,7 @@ def _off(tenant: Tenant, state: NodeState) -> bool:
     return (
         bool(tenant.hours)
         and may_be_held(tenant)
-        and CPU_MAX in rungs(tenant, "latency")
+        and CPU_MAX.family in tenant.levers
         and tenant.name not in overridden(state.leases)
         and share_off(tenant) < 1.0
         and not within(tenant.hours, now.wall, now.utc_offset)

@@ -4,7 +4,7 @@ A default holds for every client of the daemon's next server, whoever that is. S
 nobody on the daemon, or on its cards, is L1.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -12,7 +12,7 @@ from gpuagent.config import Config, MpsGroup
 from gpuagent.model.declare import OWN_DAEMON_RULE
 from gpuagent.model.inventory import Level, MpsDaemon, Tenant, on_mps
 from gpuagent.model.plan import Blocked, Decision, Setting
-from gpuagent.model.state import NodeState
+from gpuagent.model.state import Event, NodeState
 from gpuagent.model.vocab import MPS_DAEMON, MPS_DEFAULT_THREADS
 
 DEFAULT_RULE = "mps/default"
@@ -22,6 +22,8 @@ class Memory(msgspec.Struct, frozen=True):
     """What was wished when it was last known who uses which daemon."""
 
     defaults: tuple[Setting, ...] = ()
+    unstarted: tuple[str, ...] = ()
+    """Daemons of our own of which it is said that they could not be started."""
 
 
 class MpsGroups:
@@ -40,11 +42,25 @@ class MpsGroups:
         limited = [g for g in self._groups if g.default_threads is not None]
         known = state.tenants_known and state.inventory.mps is not None
         if known:
-            memory = Memory(tuple(_defaults(limited, state)))
+            memory = msgspec.structs.replace(memory, defaults=tuple(_defaults(limited, state)))
         # What was wished of a group that is configured otherwise by now is wished no longer.
         wished = {(g.name, g.default_threads) for g in limited}
         kept = tuple(s for s in memory.defaults if (s.subject.gpu, s.value) in wished)
-        return Memory(kept), Decision(settings=(*own, *kept), complete=known or not limited)
+        failed = _unstarted(own, state)
+        events = tuple(
+            Event(
+                "mps-unstarted",
+                state.now.mono,
+                f"the MPS control daemon of {name} could not be started: {why}",
+                on_mps(name),
+                alert=True,
+            )
+            for name, why in failed.items()
+            if name not in memory.unstarted
+        )
+        return Memory(kept, tuple(failed)), Decision(
+            settings=(*own, *kept), events=events, complete=known or not limited
+        )
 
 
 def _own(group: MpsGroup) -> Setting:
@@ -55,6 +71,12 @@ def _own(group: MpsGroup) -> Setting:
         why=f"the MPS group {group.name} is configured as the agent's own",
         rule=OWN_DAEMON_RULE,
     )
+
+
+def _unstarted(own: Iterable[Setting], state: NodeState) -> dict[str, str]:
+    """Those of our own of which the host says that they cannot be had, and why, by name."""
+    found = ((s.subject.gpu, state.outcomes.get(s.key)) for s in own)
+    return {n: o.why for n, o in found if o is not None and o.result in ("refused", "contested")}
 
 
 def _defaults(groups: Sequence[MpsGroup], state: NodeState) -> Iterator[Setting]:

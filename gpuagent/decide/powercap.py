@@ -54,7 +54,7 @@ class PowerCap:
         )
         return Memory(tuple(sorted(unused))), Decision(
             settings=tuple(s for _, s in made),
-            holds=tuple(_hold(s) for _, s in made if s.blocked is None),
+            holds=tuple(_hold(s) for _, s in made if s.blocked in (None, _OBSERVED)),
             events=events,
         )
 

@@ -23,6 +23,7 @@ from gpuagent.expose.bearer import Unauthenticated
 from gpuagent.expose.door import Door
 from gpuagent.expose.gate import Gate
 from gpuagent.expose.metrics import CONTENT_TYPE, Exposition
+from gpuagent.expose.misfit import misfit
 from gpuagent.expose.openapi import EVENTS, PLAINS, Offer, Plain, Scheme, described
 from gpuagent.expose.problems import Problem, Trouble
 from gpuagent.expose.routes import Ask, Do, For, Get, Told, current
@@ -252,7 +253,7 @@ def _parsed(body: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise Trouble(422, f"the body does not fit: {printable(str(error))}") from None
+        raise Trouble(422, f"the body does not fit: {misfit(error, kind)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Trouble(400, f"the body is no JSON: {printable(str(error))}") from None
 

@@ -24,10 +24,11 @@ from gpuagent.expose.views import (
 )
 from gpuagent.model.declare import Knob, On
 from gpuagent.model.hours import within
-from gpuagent.model.inventory import Level, Subject, Tenant, on_cgroup, on_gpu
-from gpuagent.model.plan import Cause, Setting, Snapshot
+from gpuagent.model.inventory import Level, Subject, Tenant, on_cgroup, on_gpu, on_tenant
+from gpuagent.model.lease import overridden
+from gpuagent.model.plan import Cause, Hold, Setting, Snapshot
 from gpuagent.model.state import KnobKey, NodeState, Outcome
-from gpuagent.model.vocab import KNOBS, POWER_LIMIT, SIGNAL
+from gpuagent.model.vocab import CPU_MAX, KNOBS, POWER_LIMIT, SIGNAL
 
 LEVEL_MEANS: Mapping[Level, str] = {
     Level.L1: "latency-critical: its own knobs are never turned",
@@ -41,6 +42,7 @@ def explanation(snapshot: Snapshot, who: Tenant) -> ExplanationView:
     made = snapshot.runs.of_tenant(who.name)
     keys = {**dict.fromkeys(_reach(who)), **dict.fromkeys(_turned(snapshot, who))}
     settings = snapshot.plan.by_key()
+    held = [h for h in tight(snapshot) if h.subject == on_tenant(who.name)]
     return ExplanationView(
         row=row(snapshot, who),
         level_means=LEVEL_MEANS[who.level],
@@ -51,8 +53,9 @@ def explanation(snapshot: Snapshot, who: Tenant) -> ExplanationView:
         run=None if made is None else runs.run_view(made),
         hours=who.hours,
         within_hours=within(who.hours, now.wall, now.utc_offset),
+        hours_why=_hours_why(snapshot, who),
         latency_source=_source(snapshot.state, who.name),
-        causes=tuple(_cause(c, snapshot) for c in snapshot.causes if _concerns(c, who)),
+        causes=tuple(_cause(c, snapshot) for c in snapshot.causes if _concerns(c, who, held)),
         cards_held=tuple(hold(snapshot, h) for h in tight(snapshot) if h.subject.gpu in who.gpus),
         knobs=tuple(_knob(snapshot, key, settings.get(key), who) for key in keys),
         limits=who.limits,
@@ -109,10 +112,28 @@ def _turned(snapshot: Snapshot, who: Tenant) -> Iterable[KnobKey]:
     return (key for key in keys if key[1].tenant == who.name)
 
 
-def _concerns(cause: Cause, who: Tenant) -> bool:
+def _hours_why(snapshot: Snapshot, who: Tenant) -> str:
+    """Why a tenant outside of its hours is not held for that; empty for nothing, and within them."""
+    now = snapshot.state.now
+    if within(who.hours, now.wall, now.utc_offset):
+        return ""
+    if who.level is Level.L1:
+        return "hours cannot be enforced: it is L1"
+    if not who.enforce:
+        return "hours cannot be enforced: hold_back is false for it"
+    if CPU_MAX.family not in who.levers:
+        return "hours cannot be enforced: cpu_max is not among its levers"
+    if who.name in overridden(snapshot.state.leases):
+        return "an override decides instead"
+    return ""
+
+
+def _concerns(cause: Cause, who: Tenant, held: Iterable[Hold]) -> bool:
+    """Whether it is on the tenant's cards or the node, is its own, or is a neighbour's that holds it."""
     subject = cause.subject
     if subject.tenant:
-        return subject.tenant == who.name
+        mine = any(h.cause == cause.kind and cause.why in h.why for h in held)
+        return mine or subject.tenant == who.name
     return subject.on is On.NODE or subject.gpu in who.gpus
 
 
@@ -154,7 +175,8 @@ def _knob(
     return KnobView(
         knob=knob.name,
         unit=knob.unit,
-        gpu=subject.gpu or None,
+        gpu=None if subject.on is On.MPS else subject.gpu or None,
+        mps=subject.gpu if subject.on is On.MPS else None,
         tenant=subject.tenant or None,
         cgroup=subject.cgroup or None,
         wanted=number(_wanted(setting, outcome)),

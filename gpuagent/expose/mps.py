@@ -4,12 +4,13 @@ No command changes a running client: the three differ until it starts again.
 """
 
 from gpuagent.expose import environment
+from gpuagent.expose.picture import unstarted
 from gpuagent.expose.routes import Ask, For, Get, Told, current
 from gpuagent.expose.views import Number, View
-from gpuagent.model.inventory import MpsClient, MpsDaemon, Tenant, on_tenant
+from gpuagent.model.inventory import MpsClient, MpsDaemon, Tenant, on_mps, on_tenant
 from gpuagent.model.plan import Snapshot
 from gpuagent.model.text import wire
-from gpuagent.model.vocab import MPS_THREADS
+from gpuagent.model.vocab import MPS_DAEMON, MPS_THREADS
 
 
 class MpsServerView(View, frozen=True):
@@ -45,6 +46,10 @@ class MpsDaemonView(View, frozen=True):
     up: bool
     why: str
     """Why it is not up, or what could not be read of it."""
+    own: bool
+    """Whether it is to be one of the agent's own."""
+    own_why: str
+    """Why it is not as wished, if it is to be the agent's own; empty where it is."""
     pipe_directory: str
     gpus: tuple[str, ...]
     """Its cards as configured; empty where nobody has said."""
@@ -76,6 +81,8 @@ def _daemon(snapshot: Snapshot, daemon: MpsDaemon, owners: dict[int, Tenant]) ->
         name=wire(daemon.name),
         up=daemon.up,
         why=wire(daemon.why),
+        own=(MPS_DAEMON, on_mps(daemon.name)) in snapshot.plan.by_key(),
+        own_why=wire(unstarted(snapshot).get(daemon.name, "")),
         pipe_directory=wire(daemon.pipe_directory),
         gpus=tuple(map(wire, daemon.gpus)),
         default_threads_ratio=daemon.default_threads_ratio,

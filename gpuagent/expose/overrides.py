@@ -5,12 +5,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from gpuagent.expose.auth import Peer
 from gpuagent.expose.paging import AFTER, LIMIT, part
 from gpuagent.expose.picture import number, passive_why
 from gpuagent.expose.problems import Trouble
 from gpuagent.expose.routes import Ask, Do, For, Get, Submit, Told, current
 from gpuagent.expose.views import Done, OverrideView, Page, View
-from gpuagent.model.inventory import Inventory, Subject, Tenant, on_gpu, on_tenant
+from gpuagent.model.inventory import Inventory, Level, Subject, Tenant, on_gpu, on_tenant
 from gpuagent.model.lease import (
     SHARE_MIN_RATIO,
     TTL_MAX_SECONDS,
@@ -169,8 +170,23 @@ async def _set(told: Told, ask: Ask, submit: Submit) -> View:
     if against is not None:
         raise Trouble(_STATUS[against.kind], against.why, against.remedy)
     done = await submit(SetOverride(override))
+    near = _important(override, snapshot.state.inventory, ask.peer)
+    done = f"{done}; {near}" if near else done
     passive = passive_why(snapshot.posture)
     return Done(done=f"{done}; nothing is changed now: {passive}" if passive else done)
+
+
+def _important(override: Override, inventory: Inventory, reader: Peer) -> str:
+    """That an L1 uses the card which is to be limited, in words; empty where none does."""
+    card = inventory.gpu(override.subject.gpu)
+    if card is None:
+        return ""
+    l1 = [t.name for t in inventory.on_card(card.uuid) if t.level is Level.L1]
+    seen = [wire(name) for name in l1 if reader.may_see(name)]
+    if not l1:
+        return ""
+    who = f"{', '.join(seen)} (L1)" if len(seen) == len(l1) else "a tenant of L1"
+    return f"GPU {card.index} is used by {who}, which a lower limit slows too"
 
 
 def _asked(ask: Ask, body: OverrideBody, inventory: Inventory) -> Override:

@@ -40,6 +40,7 @@ OPTIONAL_SENSORS = frozenset({"process_events", "kernel_log", "freezes"})
 """Many hosts lack them, and others take their place: the process table, and NVML's own XIDs; without
 its guard the agent freezes nobody. Whatever else is down keeps the agent from what it is for."""
 _DECIMALS = 6
+_UNMET = frozenset({"refused", "contested", "ineffective", "gone"})
 _TO_ACT = frozenset({"cgroups"})
 """Those without which the agent can still observe, as `gpuagent check` has it."""
 
@@ -139,7 +140,8 @@ def health(snapshot: Snapshot, reader: Peer, now: float, access: Access) -> Heal
         degraded=any(not s.essential for s in down)
         or bool(silent)
         or bool(access.tokens_why or access.unsaved_why)
-        or any(one.why for one in access.listeners),
+        or any(one.why for one in access.listeners)
+        or bool(unstarted(snapshot)),
         mode=posture.mode,
         acts=posture.acts,
         paused=posture.paused,
@@ -159,10 +161,28 @@ def health(snapshot: Snapshot, reader: Peer, now: float, access: Access) -> Heal
         ),
         latency_sources=len(state.sources),
         latency_sources_down=len(silent),
+        mps_why=wire(_mps_why(snapshot, reader)),
         listeners=access.listeners,
         tokens_why=access.tokens_why,
         unsaved_why=access.unsaved_why,
     )
+
+
+def unstarted(snapshot: Snapshot) -> dict[str, str]:
+    """MPS control daemons of the agent's own that are not as wished, and why, by name."""
+    return {
+        subject.gpu: outcome.why or outcome.result
+        for (knob, subject), outcome in snapshot.outcomes.items()
+        if knob is vocab.MPS_DAEMON and outcome.result in _UNMET
+    }
+
+
+def _mps_why(snapshot: Snapshot, reader: Peer) -> str:
+    """The same in one sentence; the reasons, which quote the host, are for those who see everything."""
+    found = sorted(unstarted(snapshot).items())
+    if not found or reader.sees_all:
+        return "; ".join(f"the MPS daemon {name} is not as wished: {why}" for name, why in found)
+    return "an MPS daemon is not as wished, which administrators are told of"
 
 
 def _sensor(said: Health, now: float, *, enforce: bool) -> SensorView:
@@ -308,8 +328,8 @@ def row(snapshot: Snapshot, tenant: Tenant) -> TenantRow:
     ]
     limits = tenant.limits
     quantile = (quantile_text(limits.latency_quantile),)
-    latency = state.fresh(vocab.TENANT_LATENCY_SECONDS, on_tenant(tenant.name), quantile)
-    unknown = latency is None and limits.latency_slo_seconds is None
+    read = state.reading(vocab.TENANT_LATENCY_SECONDS, on_tenant(tenant.name), quantile)
+    unknown = read is None and limits.latency_slo_seconds is None
     return TenantRow(
         name=tenant.name,
         simulated=snapshot.posture.simulated,
@@ -326,9 +346,10 @@ def row(snapshot: Snapshot, tenant: Tenant) -> TenantRow:
         gpus=tuple(sorted(index[u] for u in tenant.gpus if u in index)),
         gpu_memory_bytes=_total(used),
         cpu_cores=number(state.fresh(vocab.TENANT_CPU_CORES, on_tenant(tenant.name))),
-        latency_seconds=number(latency),
+        latency_seconds=number(None if read is None else read.value),
         latency_objective_seconds=limits.latency_slo_seconds,
         latency_quantile=None if unknown else limits.latency_quantile,
+        latency_estimated=read is not None and not read.exact,
     )
 
 

@@ -41,6 +41,11 @@ from gpuagent.model.run import (
 from gpuagent.model.text import wire
 
 _ASKED = "as the process starts"
+_CARD_WORDS = {"words": "the UUID or the index of a card"}
+_NAME_WORDS = {
+    "words": "1 to 63 letters, digits and ._@-, of which the first is a letter or a digit"
+}
+"""What a text of these patterns is, for people."""
 
 
 class RunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,11 +58,12 @@ class RunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     share_ratio: Annotated[float, Meta(ge=0.01, le=1)] | None = None
     """Part of the multiprocessors of each card that it may use at most, under CUDA MPS."""
     gpus: Annotated[
-        tuple[Annotated[str, Meta(pattern=f"^{CARD.pattern}$")], ...], Meta(max_length=MOST_CARDS)
+        tuple[Annotated[str, Meta(pattern=f"^{CARD.pattern}$", extra=_CARD_WORDS)], ...],
+        Meta(max_length=MOST_CARDS),
     ] = ()
     """Its cards, by UUID or index; empty for any `gpu_count` that it fits on."""
     gpu_count: Annotated[int, Meta(ge=1, le=MOST_CARDS)] = 1
-    name: Annotated[str, Meta(pattern=f"^({NAME.pattern})?$")] = ""
+    name: Annotated[str, Meta(pattern=f"^({NAME.pattern})?$", extra=_NAME_WORDS)] = ""
     """What it is to be called; empty to be given a name."""
     cpu_weight: Annotated[int, Meta(ge=1, le=CPU_WEIGHT_MOST)] | None = None
     host_memory_bytes: Annotated[int, Meta(gt=0, le=BYTES_MOST)] | None = None

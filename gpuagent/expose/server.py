@@ -144,12 +144,13 @@ class Server:
             ListenerView("admin", admin_path(self._path), up, ""),
         ]
         if self._listen:
-            found.append(ListenerView("loopback", self._listen, up, ""))
+            found.append(ListenerView("loopback", _bound(self._listen, self.metrics_port), up, ""))
         if self._remote is not None:
             port, why = None, "it is not open yet"
             if self._network is not None:
                 port, why = self._network.port, self._network.why
-            found.append(ListenerView("network", self._remote.listen, port is not None, why))
+            address = _bound(self._remote.listen, port)
+            found.append(ListenerView("network", address, port is not None, why))
         return tuple(found)
 
     async def stop(self) -> None:
@@ -279,6 +280,11 @@ class Server:
 
         first = min(FIRST_REQUEST_SECONDS, self._idle_seconds)
         return lambda: Admission(door, speaker, first)
+
+
+def _bound(listen: str, port: int | None) -> str:
+    """An address with the port that it got, which port 0 leaves to the kernel."""
+    return listen if port is None else f"{listen.rpartition(':')[0]}:{port}"
 
 
 def _own_cgroup() -> str:

@@ -34,6 +34,8 @@ class KnobView(View, frozen=True):
     knob: str
     unit: str
     gpu: str | None
+    mps: str | None
+    """Name of the MPS control daemon, of a knob on one."""
     tenant: str | None
     cgroup: str | None
     wanted: Number
@@ -168,6 +170,8 @@ class TenantRow(View, frozen=True):
     """Null where none is declared. Others are held back for it if the tenant is L1."""
     latency_quantile: float | None
     """Of both; null where neither is known."""
+    latency_estimated: bool
+    """Whether the latency is an estimate: of the buckets of a histogram, or the worst of several series."""
 
 
 class ProcessView(View, frozen=True):
@@ -304,10 +308,12 @@ class ExplanationView(View, frozen=True):
     hours: tuple[str, ...]
     """Local times in which it may use all it gets; empty for always."""
     within_hours: bool
+    hours_why: str
+    """Why it is not held outside of its hours, as it then should be; empty where nothing hinders that."""
     latency_source: SourceView | None
     """Null where its latency is read from nowhere; it may report it."""
     causes: tuple[CauseView, ...]
-    """Those on its cards, on the node, and of its own."""
+    """Those on its cards, on the node, of its own, and those of others for which it is held."""
     cards_held: tuple[HoldView, ...]
     """Cards of the tenant that are limited as a whole, and so everybody on them."""
     knobs: tuple[KnobView, ...]
@@ -467,6 +473,8 @@ class HealthView(View, frozen=True):
     """Tenants whose latency is to be read from their own metrics."""
     latency_sources_down: int
     """Those of whom it cannot be; `gpuagent explain TENANT` says why."""
+    mps_why: str
+    """Why an MPS control daemon of the agent's own is not as wished; empty while all are."""
     listeners: tuple[ListenerView, ...]
     tokens_why: str
     """Why no token is valid; empty while their file is as it should be."""

@@ -30,10 +30,12 @@ PAUSES = (0.05, 0.5, 1.0, 2.0, 4.0)
 SOUND_SECONDS = 60.0
 WAIT_SECONDS = 5.0
 """For so long after the death of a sound guard nothing is said of what it froze: the next one comes."""
+_MOVE = "run it in a service of its own, as the shipped unit does"
 _TOTALS_KEPT = 1024
 _THREADS = 4
 _ANOTHER = "another"
-_NO_GUARD = "nothing keeps a guard here"
+_NO_GUARD = "nothing keeps a guard here: only a running agent freezes"
+_HIS = "somebody else has frozen or thawed {}; it is left so until its cgroup.freeze reads 0"
 _DIED = "the guard has died; what it froze is thawed until there is a new one"
 
 
@@ -124,12 +126,15 @@ class CgroupFreezer:
 
     async def set(self, path: str, inode: int, ratio: float) -> None:
         if inode in self._others:
-            raise Refused(f"somebody else has frozen or thawed {path}; it is left so")
+            raise Refused(_HIS.format(path))
         if ratio >= 1:
             await self._thaw(path, inode)
             return
         if not ratio >= self.least_ratio * (1 - 1e-9):
-            raise Refused(f"{ratio:g} is less than the {self.least_ratio:.3f} that must be left")
+            raise Refused(
+                f"{ratio:g} is less than the {self.least_ratio:.3f} that must be left: a longer [freeze] "
+                "pulse allows less"
+            )
         await self._call(lambda: self._see_we_are_elsewhere(path, inode))
         line = await self._guard()
         hold = self._holds.get(inode)
@@ -150,7 +155,7 @@ class CgroupFreezer:
         if why:
             self._let_go(inode)
         if why == _ANOTHER:
-            raise Refused(f"somebody else has frozen or thawed {path}; it is left so")
+            raise Refused(_HIS.format(path))
         if why:
             raise Unavailable(f"{path} was not frozen: {why}")
 
@@ -161,7 +166,7 @@ class CgroupFreezer:
             return
         why = "there is no guard" if line is None else await self._asked(line, hold, "thaw")
         if why == _ANOTHER:
-            raise Refused(f"somebody else has frozen or thawed {path}; it is left so")
+            raise Refused(_HIS.format(path))
         self._let_go(inode)
 
     async def _asked(
@@ -208,11 +213,13 @@ class CgroupFreezer:
         """Raises Refused where we live in the cgroup or below it: nobody would thaw us."""
         above = _own_cgroup()
         if path == "/" or not above.startswith("/") or ".." in above.split("/"):
-            raise Refused(f"{path} is not frozen, since the agent may live in it")
+            raise Refused(
+                f"{path} is not frozen, since the agent may live in it: the tenant needs a cgroup of its own"
+            )
         while above != "/":
             with contextlib.suppress(Gone):
                 if above == path or self._tree.inode(above) == inode:
-                    raise Refused(f"{path} is not frozen, since the agent lives in it")
+                    raise Refused(f"{path} is not frozen, since the agent lives in it: {_MOVE}")
             above = above.rpartition("/")[0] or "/"
 
     # -- the guard ------------------------------------------------------------------------------------
@@ -244,7 +251,9 @@ class CgroupFreezer:
         try:
             line = self._line = GuardLine(self._hear, self._died)
         except OSError as error:
-            self._why = f"no guard can be started: {error.strerror}"
+            self._why = (
+                f"no guard can be started: {error.strerror}; see to the limits of gpuagent.service"
+            )
             return
         at_once = False
         try:

@@ -51,6 +51,7 @@ _UNTOUCHED_NS = 0
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
 _EVENT_BYTES = 16
 _NICE = -10
+_RESTLESS = "it did not come to rest within the pulse: a longer [freeze] pulse gives it more time"
 
 
 def frozen_for(pulse: float, ratio: float) -> float:
@@ -180,13 +181,15 @@ class Watch:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None)
-        self.fd: int = self._libc.inotify_init1(_NONBLOCK_CLOEXEC)
-        """-1 where there is none: then a foreign write shows by what the file says."""
+        self.fd = -1
+        """-1 where none can be had (fs.inotify.max_user_instances): then only what the file says shows."""
         self._latest: dict[int, int] = {}
         """By watch: opened, or modified after that."""
         self._written: set[int] = set()
 
     def add(self, fd: int) -> int:
+        if self.fd < 0:
+            self.fd = int(self._libc.inotify_init1(_NONBLOCK_CLOEXEC))
         if self.fd < 0:
             return -1
         path = b"/proc/self/fd/%d" % fd
@@ -197,6 +200,11 @@ class Watch:
         if watch >= 0:
             self._libc.inotify_rm_watch(self.fd, watch)
             self.skip(watch)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
 
     def written(self) -> set[int]:
         """Watches whose file somebody seems to have written to; each once."""
@@ -259,6 +267,15 @@ class Guard:
                 if held.turn.frozen:
                     with contextlib.suppress(OSError):
                         held.thaw()
+            self._close()
+
+    def _close(self) -> None:
+        for held in self._held.values():
+            held.close()
+        self._watch.close()
+        signal.set_wakeup_fd(-1)
+        os.close(self._alarm)
+        os.close(self._bell)
 
     def _end(self, *_: object) -> None:
         self._ending = True
@@ -312,6 +329,8 @@ class Guard:
             for fd in fds:
                 os.close(fd)
             return
+        if not fds:
+            return  # it was let go meanwhile, and the agent has not heard of it yet
         freeze, events = fds
         held = Held(number, freeze, events, Turn(pulse, ratio, self._clock()))
         held.watch = self._watch.add(freeze)
@@ -373,7 +392,7 @@ class Guard:
         else:
             self._end_pulse(held)
             if held.look < math.inf and held.number in self._held:
-                self._lose(held, "it did not come to rest within the pulse")
+                self._lose(held, _RESTLESS)
 
     def _end_pulse(self, held: Held) -> None:
         self._count(held, held.turn.lasted)

@@ -3,9 +3,10 @@
 from gpuagent.clock import Clock
 from gpuagent.config import Config
 from gpuagent.host.cgroups import CgroupTree
-from gpuagent.host.checkpoint import CudaCheckpoint, frozen_by_cgroup, seen_seconds
+from gpuagent.host.checkpoint import CudaCheckpoint, seen_seconds
 from gpuagent.host.ender import ProcessEnder
 from gpuagent.host.freezer import CgroupFreezer
+from gpuagent.host.frozen import frozen_by_cgroup
 from gpuagent.host.kmsg import Kmsg
 from gpuagent.host.mps import MpsDaemons
 from gpuagent.host.netlink import ProcessEvents

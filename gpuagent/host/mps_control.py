@@ -128,6 +128,8 @@ class Control:
         path = os.path.join(self.pipe_directory, _SOCKET)
         try:
             folder, found = os.stat(self.pipe_directory), os.lstat(path)
+        except FileNotFoundError as error:
+            raise Gone(f"no MPS control daemon runs in {self.pipe_directory}") from error
         except OSError as error:
             raise Gone(f"no MPS control daemon runs: {path}: {error.strerror}") from error
         for one, what in ((folder, self.pipe_directory), (found, path)):

@@ -10,5 +10,5 @@ class Memory(Protocol):
     def memory_of(self, pid: int, since: float) -> Mapping[str, int] | None:
         """Bytes that a process holds, by card, as read since then (monotonic seconds); None for unknown."""
 
-    def memory_free(self, uuid: str) -> float | None:
-        """Bytes of a card that nobody holds; None for unknown."""
+    def memory_free(self, uuid: str, since: float) -> float | None:
+        """Bytes of a card that nobody holds, as sampled since then; None for unknown."""

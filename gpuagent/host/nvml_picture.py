@@ -29,8 +29,8 @@ class Picture:
         self._processes: dict[str, tuple[GpuProcess, ...]] = {}
         self._listed_at: dict[str, float] = {}
         """When the list of each card's processes was read, in monotonic seconds."""
-        self._free: dict[str, float] = {}
-        """Bytes of each card that nobody has, when it was last sampled."""
+        self._free: dict[str, tuple[float, float]] = {}
+        """Bytes of each card that nobody has, and when that was last sampled, in monotonic seconds."""
         self._frames: dict[str, deque[RowsFrame]] = {}
         """By card. Made into readings only when they are asked for, and then no more than needed."""
         self._readings: deque[Reading] = deque(maxlen=_KEPT_EVENTS)
@@ -94,10 +94,12 @@ class Picture:
                 found[uuid] = found.get(uuid, 0) + process.memory_bytes
         return found if self._known else None
 
-    def memory_free(self, uuid: str) -> float | None:
-        """Bytes of a card that nobody has; None where that is not known."""
-        gpu = self._gpus.get(uuid)
-        return None if gpu is None or gpu.blind else self._free.get(uuid)
+    def memory_free(self, uuid: str, since: float) -> float | None:
+        """Bytes of a card that nobody has, as sampled since then; None where that is not known."""
+        gpu, sampled = self._gpus.get(uuid), self._free.get(uuid)
+        if gpu is None or gpu.blind or sampled is None or sampled[1] < since:
+            return None
+        return sampled[0]
 
     @property
     def complete(self) -> bool:
@@ -195,7 +197,7 @@ class Picture:
         """
         risen = ""
         for subject, rows in frame.subjects():
-            risen = self._risen(subject, rows) or risen
+            risen = self._risen(subject, rows, frame.at) or risen
         self._frames.setdefault(frame.uuid, deque(maxlen=_KEPT_FRAMES)).append(frame)
         return risen
 
@@ -203,7 +205,7 @@ class Picture:
         """Take what was read by the way, when a command was obeyed."""
         self._readings.append(reading)
 
-    def _risen(self, subject: Subject, rows: tuple[Row, ...]) -> str:
+    def _risen(self, subject: Subject, rows: tuple[Row, ...], at: float) -> str:
         risen, marks = "", self._marks
         used = total = None
         for row in rows:
@@ -217,7 +219,7 @@ class Picture:
             elif name == GPU_MEMORY_TOTAL_BYTES.name:
                 total = row.value
         if used is not None and total and subject.on is On.GPU:
-            self._free[subject.gpu] = total - used
+            self._free[subject.gpu] = total - used, at
         if MEMORY_RATIO in marks and used is not None and total:
             ratio, mark = used / total, marks[MEMORY_RATIO]
             if self._rises(MEMORY_RATIO, subject, "", ratio > mark):

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import select
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence

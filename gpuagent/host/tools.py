@@ -25,7 +25,7 @@ def mps(config: Config) -> Offer:
     return _program(
         MPS,
         config.mps.control,
-        "the daemons in [[mps.groups]]",
+        "daemons in [[mps.groups]]",
         "Debian: apt install nvidia-cuda-mps (non-free); RHEL: it comes with the driver package; "
         "or set mps.control",
     )
@@ -66,15 +66,15 @@ def freezer(root: str) -> Offer:
         found = False
     if found:
         return Offer(FREEZER, "ok", f"in {root}, for the lever " + '"freeze"')
-    what = f'no control group in {root} has one; the lever "freeze" needs it'
+    what = f'no control group in {root} has one; needed only for the lever "freeze"'
     return Offer(FREEZER, "missing", what, "mount cgroup v2 there; Linux has it from 5.2 on")
 
 
 def units(trouble: str, *, booted: bool) -> Offer:
     """Whether systemd can be asked to set what it owns. `trouble` is what came of asking it."""
     if not booted:
-        what = "no systemd: control files are written themselves"
-        return Offer(UNITS, "missing", what)
+        what = "systemd does not run this host: limits are written into the control files instead"
+        return Offer(UNITS, "missing", what, "nothing is to be done: that does the same here")
     if trouble:
         what = f"{trouble}: what is written into its files instead is lost at a daemon-reload"
         return Offer(
@@ -83,8 +83,11 @@ def units(trouble: str, *, booted: bool) -> Offer:
     return Offer(UNITS, "ok", "systemd answers over D-Bus: limits of units are set as properties")
 
 
-def daemon(found: MpsDaemon, *, own: bool, mixed: Sequence[str]) -> Offer:
-    """One of [[mps.groups]]; `mixed` says of each L1 tenant with whom it shares a server of it."""
+def daemon(found: MpsDaemon, *, own: bool, enforce: bool, mixed: Sequence[str]) -> Offer:
+    """One of [[mps.groups]]; `mixed` says of each L1 tenant with whom it shares a server of it.
+
+    The agent starts its `own` ones, but only where it is to `enforce`.
+    """
     name = f"MPS group {found.name}"
     if mixed:
         return Offer(
@@ -96,12 +99,14 @@ def daemon(found: MpsDaemon, *, own: bool, mixed: Sequence[str]) -> Offer:
     if found.up:
         what = f"a daemon answers in {found.pipe_directory}, {len(found.clients)} clients"
         return Offer(name, "partial" if found.why else "ok", what + _after(found.why))
-    remedy = (
-        'the agent starts it in mode "enforce"'
-        if own
-        else f"CUDA_MPS_PIPE_DIRECTORY={found.pipe_directory} nvidia-cuda-mps-control -d"
+    why = found.why or f"no MPS control daemon runs in {found.pipe_directory}"
+    if own:
+        first = "start the agent: it" if enforce else 'set mode = "enforce": the agent'
+        return Offer(name, "partial", why, f"{first} then starts the daemon itself")
+    by_hand = f"CUDA_MPS_PIPE_DIRECTORY={found.pipe_directory} nvidia-cuda-mps-control -d"
+    return Offer(
+        name, "missing", why, f"start it (`{by_hand}`), or have the agent do so: own = true"
     )
-    return Offer(name, "partial" if own else "missing", found.why or "it does not run", remedy)
 
 
 def _program(name: str, command: str, use: str, remedy: str) -> Offer:
@@ -109,7 +114,7 @@ def _program(name: str, command: str, use: str, remedy: str) -> Offer:
     if path is not None:
         return Offer(name, "ok", f"{path}, for {use}")
     where = "is not an executable" if "/" in command else "is not in PATH"
-    return Offer(name, "missing", f"{command} {where}; {use} needs it", remedy)
+    return Offer(name, "missing", f"{command} {where}; needed only for {use}", remedy)
 
 
 def _after(why: str) -> str:

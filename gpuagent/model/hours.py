@@ -34,15 +34,15 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Span:
-    """Raises ValueError; the text says what is wrong with it."""
+    """Raises ValueError; the text is a sentence of its own, or goes on from the span: "is not hours"."""
     found = _TEXT.fullmatch(text)
     if found is None:
-        raise ValueError('not hours; write "23:00-06:00" or "mon-fri 18:00-08:00"')
+        raise ValueError('is not hours; write "23:00-06:00" or "mon-fri 18:00-08:00"')
     start, end = (_minutes(*found.group(i, i + 1)) for i in (2, 4))
     if start == _DAY_MINUTES:
         raise ValueError("24:00 is where a day ends; begin at 00:00")
     if start == end:
-        raise ValueError('of no length; for whole days write "00:00-24:00"')
+        raise ValueError('is of no length; for whole days write "00:00-24:00"')
     days = range(7) if found[1] is None else _days(found[1])
     return Span(frozenset(days), start, end)
 

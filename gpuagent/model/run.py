@@ -60,7 +60,9 @@ class RunAsk(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """What is asked for, for people."""
-        where = f"on {', '.join(self.gpus)}" if self.gpus else f"on {self.count} card(s)"
+        where = "on one card" if self.count == 1 else f"on {self.count} cards"
+        if self.gpus:
+            where = "on " + ", ".join(f"GPU {g}" if g.isdigit() else g for g in self.gpus)
         parts = [self.level.name, where]
         if self.memory_bytes is not None:
             parts.append(f"with {gib(self.memory_bytes)} on each")

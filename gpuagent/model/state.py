@@ -80,6 +80,7 @@ EVENT_KINDS = (
     "mps-down",
     "mps-fault",
     "mps-shared-with-l1",
+    "mps-unstarted",
     "mps-up",
     "no-lever-left",
     "off-hours-began",

@@ -5,9 +5,10 @@ nothing that is simulated.
 """
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
-from gpuagent.errors import Gone, Refused, Unavailable
+from gpuagent.errors import Gone, NoRoom, Refused, Unavailable
+from gpuagent.ports import CudaState, Freed, Keep
 from gpuagent.sim.card import Card
 from gpuagent.sim.clock import VirtualClock
 from gpuagent.sim.cpu import Group
@@ -85,30 +86,31 @@ class SimCheckpoint:
         self._processes = processes
         self._running = running
 
-    async def state(self, pid: int, started: int) -> Literal["runs", "locked", "suspended"]:
+    async def state(self, pid: int, started: int) -> CudaState:
         return "suspended" if self._one(pid, started).card.is_parked(pid) else "runs"
 
-    async def suspend(self, pid: int, started: int) -> None:
+    async def suspend(self, pid: int, started: int, keep: Keep) -> None:
         one = self._ready(pid, started)
         if one.card.is_parked(pid):
             return
         if one.card.side_by_side is not None or not one.on_card:
             raise Refused(f"process {pid} works through MPS: a client cannot be suspended")
+        await keep({one.card.uuid: round(one.card.memory[pid])})
         one.card.park(pid)
         one.on_card = False
 
-    async def resume(self, pid: int, started: int) -> None:
+    async def resume(self, pid: int, started: int, freed: Freed | None) -> None:
         one = self._ready(pid, started)
         if not one.card.is_parked(pid):
             return
         if not one.card.unpark(pid):
-            raise Unavailable(f"process {pid} waits for device memory")
+            raise NoRoom(f"process {pid} waits for device memory")
         one.on_card = True
 
     def _ready(self, pid: int, started: int) -> Running:
         one = self._one(pid, started)
         if one.group.frozen:
-            raise Refused(f"process {pid} is frozen: thaw first")
+            raise Unavailable(f"process {pid} is frozen, and waits until it is thawed")
         return one
 
     def _one(self, pid: int, started: int) -> Running:

@@ -1,13 +1,12 @@
 """Cards and processes of values, for the knobs on them: what a driver would keep, and how it can fail."""
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
 
 from gpuagent.act.cards import ClockLimit, ComputeMode, PersistenceMode, TimeSlice
 from gpuagent.act.ledger import Ledger
-from gpuagent.act.record import Target
+from gpuagent.act.record import Entry, Kept, Target
 from gpuagent.errors import AgentError, Gone
-from gpuagent.ports import Actuator, CardSettings, TimeSlices
+from gpuagent.ports import Actuator, CardSettings, CudaState, Freed, Keep, TimeSlices
 
 
 class Cards:
@@ -71,14 +70,42 @@ class Checkpoints:
     def __init__(self) -> None:
         self.suspended: set[int] = set()
 
-    async def state(self, pid: int, started: int) -> Literal["runs", "locked", "suspended"]:
+    async def state(self, pid: int, started: int) -> CudaState:
         return "suspended" if pid in self.suspended else "runs"
 
-    async def suspend(self, pid: int, started: int) -> None:
+    async def suspend(self, pid: int, started: int, keep: Keep) -> None:
+        await keep({"GPU-1": 1})
         self.suspended.add(pid)
 
-    async def resume(self, pid: int, started: int) -> None:
+    async def resume(self, pid: int, started: int, freed: Freed | None) -> None:
         self.suspended.discard(pid)
+
+
+class Notes:
+    """What `Suspensions` needs of a ledger: a real one where a test has one, else what was kept here."""
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self.ledger = ledger
+        self.own: dict[Target, Entry] = {}
+
+    @property
+    def entries(self) -> Mapping[Target, Entry]:
+        return self.own if self.ledger is None else self.ledger.entries
+
+    def held(self, target: Target) -> Entry | None:
+        return self.entries.get(target)
+
+    async def keep(self, target: Target, freed: Mapping[str, int] | None) -> None:
+        if self.ledger is not None:
+            await self.ledger.keep(target, freed)
+            return
+        self.hold(target, freed=None if freed is None else tuple(sorted(freed.items())))
+
+    def hold(self, target: Target, *, freed: tuple[tuple[str, int], ...] | None = None) -> None:
+        was = Kept("runs", 0.0)
+        self.own[target] = Entry(
+            1, target.knob, target.subject, "", "b1", was, (), pending=False, wall=0, freed=freed
+        )
 
 
 def dials(

@@ -19,7 +19,7 @@ from gpuagent.model.vocab import CPU_MAX, CPU_WEIGHT, KNOBS, POWER_LIMIT
 from gpuagent.ports import Actuator, Real
 from tests.act.host import Agent, Clock, Tree, card, seat, wish
 from tests.act.settings import Cards as CardValues
-from tests.act.settings import Checkpoints, Slices
+from tests.act.settings import Checkpoints, Notes, Slices
 from tests.act.units import FakeUnits
 from tests.fakes.levers import FakeEnder, FakeFreezer
 from tests.fakes.mps.values import FakeMps
@@ -67,7 +67,13 @@ def anything(folder: Path, **cards: float) -> tuple[Actuator, ...]:
         grace_seconds=lambda: 30.0,
         seen=Inventory,
         mps=FakeMps(),
-        suspensions=Suspensions(Checkpoints(), level=lambda _name: Level.L3, clock=Clock()),
+        suspensions=Suspensions(
+            Checkpoints(),
+            level=lambda _name: Level.L3,
+            clock=Clock(),
+            ledger=Notes(),
+            cgroup=lambda _pid: "",
+        ),
         card_settings=CardValues(*(f"GPU-{k[1:]}" for k in cards)),
         time_slices=Slices(*(f"GPU-{k[1:]}" for k in cards)),
         clock_unlocked=lambda _uuid: True,

@@ -9,16 +9,30 @@ from hypothesis import strategies as st
 
 from gpuagent.act.freeze import THAWED, Running
 from gpuagent.act.ledger import Ledger
+from gpuagent.act.record import target_of
 from gpuagent.act.restore import Item, Occasion, put_back
+from gpuagent.act.suspensions import Suspensions
 from gpuagent.errors import Gone, Refused, Unavailable
-from gpuagent.model.inventory import Inventory, Level, Seat, Subject, Tenant, on_cgroup
-from gpuagent.model.vocab import RUNNING
+from gpuagent.model.inventory import Inventory, Level, Seat, Subject, Tenant, on_cgroup, on_process
+from gpuagent.model.vocab import RUNNING, SUSPENDED
 from gpuagent.ports import Actuator, Real
 from tests.act.host import Agent, Clock, Inline, Tree, wish
+from tests.act.settings import Checkpoints, Notes
 from tests.fakes.levers import FakeFreezer
 
 PATH = "/train"
 NOBODY = Inventory(tenants=())
+
+
+def queue(notes: Notes) -> Suspensions:
+    """Every process lives below the cgroup that is frozen."""
+    return Suspensions(
+        Checkpoints(),
+        level=lambda _name: Level.L3,
+        clock=Clock(),
+        ledger=notes,
+        cgroup=lambda _pid: f"{PATH}/below",
+    )
 
 
 class Stage:
@@ -32,7 +46,11 @@ class Stage:
         self.freezer = FakeFreezer(tree)
         self.inode = tree.make(PATH, cgroup_freeze="0")
         self.seen = NOBODY
-        self.knob = Running(self.freezer, tree, seen=lambda: self.seen)
+        self.notes = Notes()
+        self.suspensions = queue(self.notes)
+        self.knob = Running(
+            self.freezer, tree, seen=lambda: self.seen, suspensions=self.suspensions
+        )
         self.subject: Subject = on_cgroup("train", PATH, self.inode)
 
     @property
@@ -63,7 +81,7 @@ _fits: type[Actuator] = Running
 @given(st.floats())
 def test_no_share_is_encoded_that_cannot_be_had(value: float) -> None:
     tree = Tree(Path("/nowhere"))
-    knob = Running(FakeFreezer(tree), tree, seen=Inventory)
+    knob = Running(FakeFreezer(tree), tree, seen=Inventory, suspensions=queue(Notes()))
     new = knob.encode(on_cgroup("a", "/a", 1), value, THAWED)
     if new is THAWED or math.isnan(value):
         assert new is THAWED
@@ -166,6 +184,36 @@ async def test_while_the_guard_is_dead_it_stays_ours(stage: Stage) -> None:
         assert outcomes[RUNNING, stage.subject].result == "applied"
         assert not await agent.tick(seconds=20)
         assert stage.ratio is None
+
+
+# -- beside cuda-checkpoint, which hangs on a frozen process ------------------------------------------------
+
+
+async def test_none_is_frozen_in_which_a_process_is_suspended(stage: Stage) -> None:
+    stage.notes.hold(target_of(RUNNING, stage.subject))
+    process = on_process("train", 30, 1)
+    await stage.suspensions.suspend(process, see=lambda: None)
+    with pytest.raises(Unavailable, match="while process 30 in it is suspended"):
+        await stage.knob.set(stage.subject, "0.20")
+    assert stage.ratio is None
+    await stage.knob.set(stage.subject, "1")
+    await stage.suspensions.resume(process)
+    del stage.notes.own[target_of(SUSPENDED, process)]
+    await stage.knob.set(stage.subject, "0.20")
+    assert stage.ratio == 0.2
+
+
+async def test_nobody_is_suspended_in_one_that_is_frozen(stage: Stage) -> None:
+    stage.notes.hold(target_of(RUNNING, stage.subject))
+    process = on_process("train", 30, 1)
+    await stage.knob.set(stage.subject, "0.20")
+    with pytest.raises(Unavailable, match=f"waits until {PATH} is thawed"):
+        await stage.suspensions.suspend(process, see=lambda: None)
+    await stage.knob.set(stage.subject, "0.30")
+    with pytest.raises(Unavailable, match=f"waits until {PATH} is thawed"):
+        await stage.suspensions.resume(process)
+    await stage.knob.set(stage.subject, "1")
+    await stage.suspensions.suspend(process, see=lambda: None)
 
 
 # -- who is never frozen -----------------------------------------------------------------------------------

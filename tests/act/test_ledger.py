@@ -207,6 +207,48 @@ async def test_the_rule_of_a_hold_is_the_last_one_that_wanted_it_so(tmp_path: Pa
     await ledger.close()
 
 
+async def test_what_is_given_up_is_on_disk_when_it_returns(tmp_path: Path) -> None:
+    ledger, target = opened(tmp_path), target_of(CPU_MAX, seat("a"))
+    with pytest.raises(Refused, match="not in the ledger"):
+        await ledger.keep(target, {"GPU-1": 7})
+    await hold(ledger, seat("a"))
+    await ledger.keep(target, {"GPU-2": 8, "GPU-1": 7})
+    held = opened(tmp_path).entries[target]
+    assert held.freed == (("GPU-1", 7), ("GPU-2", 8))
+    assert held.pending
+    ledger.confirm(target, CUT)
+    await hold(ledger, seat("a"), write=Real(0.1, "10000 100000"))
+    assert opened(tmp_path).entries[target].freed == held.freed, "another write changes nothing"
+    await ledger.keep(target, None)
+    await ledger.flush()
+    assert opened(tmp_path).entries[target].freed is None
+    await ledger.close()
+
+
+async def test_what_is_given_up_does_not_outlive_its_hold(tmp_path: Path) -> None:
+    ledger, target = opened(tmp_path), target_of(CPU_MAX, seat("a"))
+    await hold(ledger, seat("a"))
+    kept = asyncio.create_task(ledger.keep(target, {"GPU-1": 7}))
+    await asyncio.sleep(0)
+    ledger.done(target, "put back", "test")
+    await kept
+    await ledger.flush()
+    assert not ledger.entries
+    assert not opened(tmp_path).entries
+    await ledger.close()
+
+
+async def test_a_full_disk_refuses_what_is_to_be_given_up(tmp_path: Path) -> None:
+    disk = Disk(str(tmp_path / "ledger.jsonl"))
+    ledger, target = opened(tmp_path, journal=disk), target_of(CPU_MAX, seat("a"))
+    await hold(ledger, seat("a"))
+    disk.full = True
+    with pytest.raises(Refused, match="nothing is changed that cannot be recorded"):
+        await ledger.keep(target, {"GPU-1": 7})
+    assert ledger.entries[target].freed is None
+    await ledger.close()
+
+
 async def test_entries_of_another_boot_are_void(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     await hold(ledger, seat("a"))

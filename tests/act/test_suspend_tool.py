@@ -20,22 +20,31 @@ from gpuagent.host.procfs import ProcTable
 from gpuagent.model.inventory import Inventory, Level, on_process
 from gpuagent.model.vocab import SUSPENDED
 from tests.act.host import Agent, Clock, Inline, wish
+from tests.act.settings import Notes
 from tests.fakes.checkpoint import FakeCheckpoint, How, Step
 from tests.host.nvml_rig import until
-from tests.host.test_checkpoint import Driver
+from tests.host.test_checkpoint import GIB, Driver
 
 
-def dial(tool: FakeCheckpoint) -> Suspend:
+def dial(tool: FakeCheckpoint, child: int, notes: Notes) -> Suspend:
+    driver = Driver(tool)
+    driver.held[child] = 20 * GIB
     processes = ProcTable()
     checkpoint = CudaCheckpoint(
         Settings(command=tool.program, lock_timeout=5.0, deadline=30.0),
         processes=processes,
         frozen=lambda _pid: False,
-        memory=Driver(tool),
+        memory=driver,
         clock=SystemClock(),
     )
     return Suspend(
-        Suspensions(checkpoint, level=lambda _name: Level.L3, clock=Clock()),
+        Suspensions(
+            checkpoint,
+            level=lambda _name: Level.L3,
+            clock=Clock(),
+            ledger=notes,
+            cgroup=processes.cgroup,
+        ),
         ender=ProcessEnder(CgroupTree("/nowhere")),
         seen=lambda: Inventory(tenants=()),
     )
@@ -57,8 +66,10 @@ async def test_killed_in_the_midst_of_a_step_a_new_process_makes_it_run_again(
     subject = on_process("train", child, ProcTable().read(child).started)
     tool.add(child)
     tool.on(child, step, how)
-    knob = dial(tool)
+    notes = Notes()
+    knob = dial(tool, child, notes)
     async with Agent(tmp_path, knob) as agent:
+        notes.ledger = agent.ledger
         await agent.tick(wish(SUSPENDED, subject, 1))
         await until(lambda: step in tool.actions)
         await agent.die()
@@ -70,7 +81,10 @@ async def test_killed_in_the_midst_of_a_step_a_new_process_makes_it_run_again(
     tool.heal(child)
     ledger = Ledger(str(tmp_path), boot="b1", executor=Inline())
     (item,) = await put_back(
-        ledger=ledger, actuators=[dial(tool)], occasion=Occasion.CRASH, clock=Clock()
+        ledger=ledger,
+        actuators=[dial(tool, child, Notes(ledger))],
+        occasion=Occasion.CRASH,
+        clock=Clock(),
     )
     await ledger.close()
     assert (item.what, item.why, tool.state(child))[::2] == ("put back", "running"), item.why

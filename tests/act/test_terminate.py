@@ -4,6 +4,7 @@ import asyncio
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpuagent.act.ledger import Ledger
@@ -13,10 +14,11 @@ from gpuagent.act.suspend import Suspend
 from gpuagent.act.suspensions import Suspensions
 from gpuagent.act.terminate import RUNS, Terminated
 from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
-from gpuagent.model.inventory import Inventory, Level, Tenant, on_process
+from gpuagent.model.inventory import GpuProcess, Inventory, Level, Tenant, on_process
 from gpuagent.model.vocab import SUSPENDED, TERMINATED
 from gpuagent.ports import Actuator
 from tests.act.host import Agent, Clock, Inline, wish
+from tests.act.settings import Notes
 from tests.act.test_suspend import Gpu
 from tests.fakes.levers import FakeEnder
 from tests.sense.fakes import FakeProcesses, process
@@ -74,7 +76,14 @@ class Stage:
         self.mps = Clients()
         self.seen = Inventory(tenants=(Tenant("train", Level.L3),))
         self.held: set[Target] = set()
-        suspensions = Suspensions(self.gpu, level=lambda _name: Level.L3, clock=Clock())
+        self.notes = Notes()
+        suspensions = Suspensions(
+            self.gpu,
+            level=lambda _name: Level.L3,
+            clock=Clock(),
+            ledger=self.notes,
+            cgroup=lambda _pid: "/train",
+        )
         self.suspend = Suspend(suspensions, ender=self.ender, seen=lambda: self.seen)
         self.knob = Terminated(
             self.ender,
@@ -124,6 +133,36 @@ async def test_one_that_mps_does_not_let_go_is_not_signalled(stage: Stage) -> No
     with pytest.raises(Unavailable, match="still there"):
         await stage.knob.set(SUBJECT, "ended")
     assert not stage.ender.sent
+
+
+async def test_a_client_of_a_daemon_that_nobody_has_named_is_not_signalled(stage: Stage) -> None:
+    """It would die as a client, which can take the others on its server with it."""
+    stage.seen = msgspec.structs.replace(
+        stage.seen, gpu_processes=(GpuProcess(PID, "GPU-1", "mps", None),)
+    )
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"name its daemon in \[\[mps.groups\]\]"):
+            await stage.knob.set(SUBJECT, "ended")
+    assert not stage.ender.sent
+    stage.mps.pids.add(PID)
+    await stage.knob.set(SUBJECT, "ended")
+    assert not stage.processes.all
+
+
+async def test_one_whose_client_work_has_been_ended_before_is_none_any_more(stage: Stage) -> None:
+    """The driver may list it as one for some time yet, and its daemon knows it no longer."""
+    listed = (GpuProcess(PID, "GPU-1", "mps", None), GpuProcess(1, "GPU-1", "compute", None))
+    stage.seen = msgspec.structs.replace(stage.seen, gpu_processes=listed)
+    stage.mps.pids.add(PID)
+    stage.ender.deaf.add(PID)
+    stage.ender.stuck.add(PID)
+    with pytest.raises(Unavailable, match="hangs in the kernel"):
+        await stage.knob.set(SUBJECT, "ended")
+    stage.ender.deaf.clear()
+    stage.ender.stuck.clear()
+    await stage.knob.set(SUBJECT, "ended")
+    assert stage.mps.asked == [PID, PID]
+    assert not stage.processes.all
 
 
 async def test_a_process_of_an_l1_tenant_is_never_ended(stage: Stage) -> None:
@@ -274,6 +313,7 @@ async def test_after_a_crash_it_is_resumed_unless_it_was_suspended_for_itself(
     await stage.resumed()
     stage.mps.fails = Unavailable("client 4000 is still there")
     async with Agent(tmp_path, stage.knob) as agent:
+        stage.notes.ledger = agent.ledger
         await agent.tick(wish(TERMINATED, SUBJECT, 1))
         await agent.die()
     for held, state in ((True, "suspended"), (False, "runs")):
@@ -282,6 +322,7 @@ async def test_after_a_crash_it_is_resumed_unless_it_was_suspended_for_itself(
         if held:
             later.held.add(target_of(SUSPENDED, SUBJECT))
         ledger = Ledger(str(tmp_path), boot="b1", executor=Inline())
+        later.notes.ledger = ledger
         (entry,) = ledger.entries.values()
         await later.knob.let_go(SUBJECT, entry.identity, [k.raw for k in entry.wrote])
         assert later.gpu.states == {PID: state}

@@ -54,6 +54,16 @@ def test_check_of_an_invalid_configuration(tmp_path: Path) -> None:
     assert ":1: " in done.stderr
 
 
+def test_config_check_warns_of_what_does_nothing(tmp_path: Path) -> None:
+    text = '[[tenants]]\nname = "a"\nsla = "L1"\nmatch.user = "a"\nlevers = ["cpu_max"]\n'
+    file = write(tmp_path, text)
+    done = run("config", "check", file)
+    assert done.exit_code == Exit.OK
+    told = f"{file}:5: tenants[0].levers: L1 is never held back, so this does nothing"
+    assert f"warning: {told}" in done.stderr
+    assert json.loads(run("config", "check", "--json", file).stdout)["warnings"] == [told]
+
+
 def test_restore_with_nothing_to_put_back(tmp_path: Path) -> None:
     config = write(
         tmp_path, f'[paths]\nstate_dir = "{tmp_path}/state"\ncgroup_root = "{tmp_path}"\n'

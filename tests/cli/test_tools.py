@@ -57,6 +57,28 @@ def test_check_tells_of_a_tool_that_a_rule_needs(tmp_path: Path) -> None:
     assert found["MPS group g"]["needed"] is True
     assert found["MPS group g"]["state"] == "missing"
     assert found["nvidia-smi"]["needed"] is False
+    # Whether or not a rule asks for it, the words fit.
+    assert found["cuda-checkpoint"]["what"].endswith('; needed only for the lever "suspend"')
+    assert found["cgroup.freeze"]["what"].endswith('the lever "freeze"')
+    assert "no MPS control daemon runs" in found["MPS group g"]["what"] or (
+        found["MPS control"]["what"].endswith("; needed only for daemons in [[mps.groups]]")
+    )
+
+
+def test_check_tells_how_a_daemon_of_our_own_comes_up(tmp_path: Path) -> None:
+    file = tmp_path / "gpuagent.toml"
+    group = f'[[mps.groups]]\nname = "g"\npipe_directory = "{tmp_path}/p"\nown = true\ngpus = ["GPU-1"]\n'
+    remedies = []
+    for mode in ("observe", "enforce"):
+        file.write_text(
+            f'mode = "{mode}"\npaths.nvml_library = "{tmp_path}/none.so"\n{group}',
+        )
+        offers = json.loads(run("check", "--json", "--config", str(file)).stdout)["offers"]
+        [offer] = [o for o in offers if o["name"] == "MPS group g"]
+        assert (offer["state"], offer["needed"]) == ("partial", False)
+        assert offer["what"] == f"no MPS control daemon runs in {tmp_path}/p"
+        remedies.append(offer["remedy"].partition(":")[0])
+    assert remedies == ['set mode = "enforce"', "start the agent"]
 
 
 def test_an_l1_that_shares_a_server_is_told() -> None:

@@ -75,6 +75,14 @@ def test_no_default_where_it_could_reach_an_l1(
     assert why in blocked.why
 
 
+def test_no_default_while_some_of_its_clients_may_not_be_known() -> None:
+    here = msgspec.structs.replace(daemon(gpus=(CARD,)), why="server 7 has not answered")
+    blocked = wished(policy().decide(Memory(), state(mps=(here,)))[1]).blocked
+    assert blocked is not None
+    assert blocked.result == "refused"
+    assert "server 7 has not answered" in blocked.why
+
+
 def test_an_l1_on_another_card_is_no_hindrance() -> None:
     assert decided(someone("serve", Level.L1, 30, gpus=(OTHER,)), clients={}).blocked is None
 

@@ -381,13 +381,15 @@ def test_a_plan_that_turns_an_l1_tenants_own_knob_is_a_bug(knob: Knob) -> None:
     assert merge([declared], w.state).settings
 
 
-@pytest.mark.parametrize("taken", ["levers", "observed"])
-def test_a_lever_that_a_reload_takes_out_of_the_rule_is_let_go_at_once(taken: str) -> None:
+@pytest.mark.parametrize(("levers", "observed"), [((), ()), (("freeze",), ("freeze",))])
+def test_a_lever_that_a_reload_takes_out_of_the_rule_is_let_go_at_once(
+    levers: tuple[str, ...], observed: tuple[str, ...]
+) -> None:
     w = world(batch(("freeze",)))
     suffer(w, 6)
     assert {s.knob for s in tried(w)} == {RUNNING}
-    changed = {"levers": {"levers": ()}, "observed": {"observed": ("freeze",)}}[taken]
-    w.tenants = (w.tenants[0], msgspec.structs.replace(w.tenants[1], **changed))
+    train = msgspec.structs.replace(w.tenants[1], levers=levers, observed=observed)
+    w.tenants = (w.tenants[0], train)
     suffer(w, 1)
     assert tried(w) == []
     assert w.events[-1] == "released"

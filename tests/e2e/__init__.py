@@ -7,7 +7,7 @@
                                           and the next `make e2e` uses it again, with the tree as it is then
     make e2e E2E="--down"                 end a machine that was kept
 
-**One more check** is one function in `checks.py`, whose name begins with `check_` and whose docstring is
+**One more check** is one function in `checks.py` (or `checks_….py`), whose name begins with `check_` and whose docstring is
 what must be so::
 
     def check_pause_puts_back(host: Host) -> None:

@@ -3,6 +3,7 @@
 A check raises AssertionError where it is not so, and Skip where that cannot be asked here.
 """
 
+import os
 import re
 import signal
 import subprocess
@@ -217,6 +218,30 @@ def check_kill_is_put_back_by_the_unit(host: Host) -> None:
     assert host.agent.show("NRestarts") == {"NRestarts": "1"}
     host.agent.ready()
     host.hold()
+
+
+def check_kill_mid_freeze_thaws(host: Host) -> None:
+    """After kill -9 in a pulse the guard thaws, before the unit puts back, and nothing freezes again meanwhile."""
+    host.configure('[freeze]\npulse = "2s"\n', tenants=SERVE + TRAIN + 'levers = ["freeze"]\n')
+    host.agent.reload()
+    host.heat()
+    host.until("train is frozen", lambda: host.train.frozen)
+    assert not host.serve.frozen
+    agent = host.agent.show("MainPID")["MainPID"]
+    host.until("train is frozen again", lambda: host.train.frozen)
+    os.kill(int(agent), signal.SIGKILL)
+    host.relax()
+    host.until("it is thawed", lambda: not host.train.frozen, units=0.5)
+    assert host.agent.held, "thawed by the unit, and not by the guard"
+
+    def runs_again() -> bool:
+        assert not host.train.frozen, "frozen with nobody to thaw it"
+        return host.agent.active and host.agent.show("MainPID")["MainPID"] not in {"0", agent}
+
+    host.until("it runs again", runs_again, units=20)
+    host.agent.ready()
+    assert host.train.read("cgroup.freeze") == "0"
+    host.until("the ledger is empty", lambda: not host.agent.held, units=2)
 
 
 def check_start_puts_back_what_nobody_did(host: Host) -> None:

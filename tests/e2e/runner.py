@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any, Protocol
 
-from tests.e2e import checks
+from tests.e2e import checks, checks_mps
 from tests.e2e.checks import Skip
 
 LIMIT_UNITS = 60.0
@@ -29,7 +29,7 @@ class Ground(Protocol):
 Check = Callable[[Any], None]
 
 
-MODULES: tuple[ModuleType, ...] = (checks,)
+MODULES: tuple[ModuleType, ...] = (checks, checks_mps)
 """Where the checks are, in the order in which they are run."""
 
 

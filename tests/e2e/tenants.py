@@ -119,6 +119,11 @@ class Tenant:
         return self.cores != UNLIMITED
 
     @property
+    def frozen(self) -> bool:
+        """Whether all of it stands still just now."""
+        return "frozen 1" in self.read("cgroup.events").splitlines()
+
+    @property
     def controls(self) -> dict[str, str]:
         """Every control file that the agent might ever write, and what systemd keeps for the unit."""
         there = [name for name in CONTROLS if (self.cgroup / name).exists()]

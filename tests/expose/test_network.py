@@ -88,6 +88,11 @@ async def test_a_scrape_over_tls(scene: Scene, pair: Pair, tmp_path: Path) -> No
         assert b"gpuagent_build_info" in reply.body
         scene.access_now = server_access(server)
         health = (await ask(path, "/v1/health")).json
+        # Port 0 leaves it to the kernel: what is told is the one that it gave.
+        told = {x["name"]: x["address"] for x in health["listeners"]}
+        assert told["loopback"] == f"127.0.0.1:{server.metrics_port}"
+        assert told["network"].endswith(f":{port_of(server)}")
+        assert 0 not in {server.metrics_port, port_of(server)}
     assert [(x["name"], x["up"], x["why"]) for x in health["listeners"]] == [
         ("unix", True, ""),
         ("admin", True, ""),

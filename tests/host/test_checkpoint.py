@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from gpuagent.clock import SystemClock
 from gpuagent.config import Suspend
-from gpuagent.errors import AgentError, Gone, Refused, Unavailable, Unsupported
+from gpuagent.errors import AgentError, Gone, NoRoom, Refused, Unavailable, Unsupported
 from gpuagent.host import checkpoint
-from gpuagent.host.checkpoint import CudaCheckpoint, frozen_by_cgroup
+from gpuagent.host.checkpoint import CudaCheckpoint
 from gpuagent.host.procfs import ProcTable
 from gpuagent.host.tool import Ran
-from gpuagent.ports import Cgroups
+from gpuagent.ports import Freed
 from tests.fakes.checkpoint import FakeCheckpoint, How, Step
 from tests.host.nvml_rig import until
-from tests.sense.fakes import FakeCgroups, FakeProcesses, process
 
 GIB = 1024**3
 CARD = "GPU-1"
@@ -43,7 +42,7 @@ class Driver:
         gone = self.tool.state(pid) == "checkpointed" and not self.stubborn
         return {} if gone else {CARD: self.held[pid]}
 
-    def memory_free(self, uuid: str) -> float | None:
+    def memory_free(self, uuid: str, since: float) -> float | None:
         return self.free
 
 
@@ -56,29 +55,40 @@ class Bench:
         self.tool = FakeCheckpoint(folder)
         self.driver = Driver(self.tool)
         self.processes = ProcTable()
-        self.frozen: set[int] = set()
+        self.frozen: dict[int, bool | None] = {}
+        self.freed: Freed | None = None
+        """What is kept of what it gives up, and what had been done when it was kept."""
+        self.kept_after: list[list[str]] = []
+        self.disk: AgentError | None = None
         self.pid = pid
         self.started = self.processes.read(pid).started
         self.tool.add(pid)
         self.driver.held[pid] = 20 * GIB
         self.checkpoint = self.make()
 
-    def make(self, **settings: object) -> CudaCheckpoint:
+    def make(self, *, forced: bool = False, **settings: object) -> CudaCheckpoint:
         given = {"command": self.tool.program, "lock_timeout": 1.0, "deadline": 20.0, **settings}
         return CudaCheckpoint(
             Suspend(**given),  # type: ignore[arg-type]
             processes=self.processes,
-            frozen=lambda pid: pid in self.frozen,
+            frozen=lambda pid: self.frozen.get(pid, False),
             memory=self.driver,
             clock=SystemClock(),
             seen_seconds=0.6,
+            forced=forced,
         )
 
+    async def keep(self, freed: Freed | None) -> None:
+        if self.disk is not None and freed is not None:
+            raise self.disk
+        self.freed = freed
+        self.kept_after.append(self.tool.actions)
+
     async def suspend(self) -> None:
-        await self.checkpoint.suspend(self.pid, self.started)
+        await self.checkpoint.suspend(self.pid, self.started, self.keep)
 
     async def resume(self) -> None:
-        await self.checkpoint.resume(self.pid, self.started)
+        await self.checkpoint.resume(self.pid, self.started, self.freed)
 
     async def state(self) -> str:
         return await self.checkpoint.state(self.pid, self.started)
@@ -111,16 +121,48 @@ async def test_a_process_is_suspended_and_resumed(bench: Bench) -> None:
 
 async def test_what_is_so_already_is_not_done_again(bench: Bench) -> None:
     await bench.resume()
-    bench.tool.put(bench.pid, "checkpointed")
     await bench.suspend()
-    assert bench.tool.actions == []
+    await bench.suspend()
+    assert bench.tool.actions == ["lock", "checkpoint"]
+    assert bench.freed == {CARD: 20 * GIB}
+
+
+async def test_what_somebody_else_has_suspended_meanwhile_is_none_of_ours(bench: Bench) -> None:
+    bench.tool.put(bench.pid, "checkpointed")
+    with pytest.raises(Refused, match="somebody else has suspended"):
+        await bench.suspend()
+    assert (bench.real, bench.tool.actions, bench.freed) == ("checkpointed", [], None)
 
 
 async def test_what_an_earlier_run_has_left_is_resumed(bench: Bench) -> None:
     for left in ("checkpointed", "locked"):
         bench.tool.put(bench.pid, left)
-        await bench.make().resume(bench.pid, bench.started)
+        await bench.make().resume(bench.pid, bench.started, {CARD: 20 * GIB})
         assert bench.real == "running"
+
+
+async def test_what_it_gives_up_is_kept_before_the_checkpoint(bench: Bench) -> None:
+    await bench.suspend()
+    assert bench.freed == {CARD: 20 * GIB}
+    assert bench.kept_after == [["lock"]]
+
+
+async def test_what_cannot_be_kept_is_not_given_up(bench: Bench) -> None:
+    bench.disk = Refused("the disk is full")
+    with pytest.raises(Refused, match="the disk is full"):
+        await bench.suspend()
+    assert (bench.real, bench.tool.actions) == ("running", ["lock", "unlock"])
+
+
+async def test_of_one_that_runs_on_nothing_stays_kept(bench: Bench) -> None:
+    bench.tool.on(bench.pid, "checkpoint", "fails")
+    with pytest.raises(Unavailable, match="it runs as before"):
+        await bench.suspend()
+    assert bench.freed is None
+    bench.tool.on(bench.pid, "unlock", "fails")
+    with pytest.raises(Unavailable, match="it is locked"):
+        await bench.suspend()
+    assert bench.freed == {CARD: 20 * GIB}, "its state is still ours to undo"
 
 
 async def test_a_lock_of_somebody_else_is_left_and_said(bench: Bench) -> None:
@@ -207,10 +249,33 @@ async def test_a_checkpoint_that_frees_nothing_is_undone(bench: Bench) -> None:
     assert bench.tool.actions == ["lock", "checkpoint", "restore", "unlock"]
 
 
-async def test_where_the_driver_does_not_say_the_state_counts(bench: Bench) -> None:
+@pytest.mark.parametrize("unlisted", [False, True])
+async def test_one_of_which_the_driver_does_not_say_what_it_holds_runs_on(
+    bench: Bench, unlisted: bool
+) -> None:
+    if unlisted:
+        bench.driver.held.clear()
+    bench.driver.silent = not unlisted
+    with pytest.raises(Unavailable, match=r"does not say how much memory.*it runs as before"):
+        await bench.suspend()
+    assert (bench.real, bench.freed) == ("running", None)
+    assert bench.tool.actions == ["lock", "unlock"]
+
+
+async def test_memory_that_was_not_seen_freed_is_told_until_it_is(bench: Bench) -> None:
+    bench.tool.on(bench.pid, "checkpoint", "hangs")
+    task = asyncio.create_task(bench.suspend())
+    await until(lambda: "checkpoint" in bench.tool.actions)
     bench.driver.silent = True
-    await bench.suspend()
-    assert bench.real == "checkpointed"
+    bench.tool.heal(bench.pid)
+    await task
+    assert (bench.real, await bench.state()) == ("checkpointed", "unconfirmed")
+    bench.driver.silent, bench.driver.stubborn = False, True
+    assert await bench.state() == "unconfirmed"
+    bench.driver.stubborn = False
+    assert await bench.state() == "suspended"
+    bench.driver.silent = True
+    assert await bench.state() == "suspended"
 
 
 async def test_what_fails_in_giving_up_too_is_said(bench: Bench) -> None:
@@ -259,11 +324,27 @@ async def test_a_restore_that_fails_leaves_it_suspended(bench: Bench, how: How) 
 async def test_a_restore_is_not_begun_before_there_is_room(bench: Bench) -> None:
     await bench.suspend()
     bench.driver.free = 20.0 * GIB
-    with pytest.raises(Unavailable, match="waits for device memory: it held 21474836480 bytes"):
+    with pytest.raises(NoRoom, match="waits for device memory: it held 21474836480 bytes"):
         await bench.resume()
     assert bench.tool.actions == ["lock", "checkpoint"]
     bench.driver.free = 21.0 * GIB
     await bench.resume()
+    assert bench.real == "running"
+
+
+@pytest.mark.parametrize("unknown", ["freed", "free"])
+async def test_a_restore_is_not_begun_where_room_is_not_known_unless_forced(
+    bench: Bench, unknown: str
+) -> None:
+    await bench.suspend()
+    later = bench.make()
+    if unknown == "free":
+        bench.driver.free = None
+    freed = bench.freed if unknown == "free" else None
+    with pytest.raises(Unavailable, match="run `gpuagent restore --force-resume`"):
+        await later.resume(bench.pid, bench.started, freed)
+    assert bench.tool.actions == ["lock", "checkpoint"]
+    await bench.make(forced=True).resume(bench.pid, bench.started, freed)
     assert bench.real == "running"
 
 
@@ -280,20 +361,39 @@ async def test_an_unlock_that_fails_is_said(bench: Bench) -> None:
 # -- whom it must not touch -----------------------------------------------------------------------------
 
 
-async def test_a_frozen_process_is_refused(bench: Bench) -> None:
-    bench.frozen.add(bench.pid)
+@pytest.mark.parametrize("frozen", [True, None])
+async def test_a_process_that_may_be_frozen_is_not_touched_until_it_is_thawed(
+    bench: Bench, frozen: bool | None
+) -> None:
+    bench.frozen[bench.pid] = frozen
     for call in (bench.suspend(), bench.resume()):
-        with pytest.raises(Refused, match=r"is frozen.*thaw first"):
+        with pytest.raises(Unavailable, match=r"frozen.*waits until it is .*thawed"):
             await call
     assert bench.tool.calls == []
+    bench.frozen[bench.pid] = False
+    await bench.suspend()
+    assert bench.real == "checkpointed"
+
+
+async def test_one_that_is_frozen_between_the_steps_is_said_to_be_locked(bench: Bench) -> None:
+    bench.tool.on(bench.pid, "lock", "hangs")
+    task = asyncio.create_task(bench.suspend())
+    await until(lambda: "lock" in bench.tool.actions)
+    bench.frozen[bench.pid] = True
+    bench.tool.heal(bench.pid)
+    with pytest.raises(Unavailable, match=r"waits until it is thawed.*it is locked until then"):
+        await task
+    bench.frozen.clear()
+    await bench.suspend()
+    assert bench.real == "checkpointed"
 
 
 async def test_another_process_of_the_same_number_is_never_touched(bench: Bench) -> None:
     for call in (
-        bench.checkpoint.suspend(bench.pid, bench.started + 1),
-        bench.checkpoint.resume(bench.pid, bench.started + 1),
+        bench.checkpoint.suspend(bench.pid, bench.started + 1, bench.keep),
+        bench.checkpoint.resume(bench.pid, bench.started + 1, {}),
         bench.checkpoint.state(bench.pid, bench.started + 1),
-        bench.checkpoint.suspend(2**22 + 1, 1),
+        bench.checkpoint.suspend(2**22 + 1, 1, bench.keep),
     ):
         with pytest.raises(Gone):
             await call
@@ -316,7 +416,7 @@ async def test_without_the_tool_or_without_cuda_it_is_unsupported(bench: Bench) 
     missing = bench.make(command="no-such-cuda-checkpoint")
     for call in (
         missing.state(bench.pid, bench.started),
-        missing.suspend(bench.pid, bench.started),
+        missing.suspend(bench.pid, bench.started, bench.keep),
     ):
         with pytest.raises(Unsupported, match=r"is not in PATH: get it from .* driver 570"):
             await call
@@ -329,19 +429,6 @@ async def test_a_question_that_hangs_is_given_up(bench: Bench) -> None:
     bench.tool.on(bench.pid, "get-state", "hangs")
     with pytest.raises(Unavailable, match="did not say within"):
         await bench.state()
-
-
-def test_a_process_is_frozen_where_its_cgroup_or_one_above_is() -> None:
-    cgroups = FakeCgroups()
-    cgroups.make("/a", cgroup_events="populated 1\nfrozen 1")
-    cgroups.make("/b", cgroup_events="populated 1\nfrozen 0")
-    cgroups.make("/c")
-    processes = FakeProcesses(*(process(n, f"/{p}") for n, p in enumerate("abc", start=1)))
-    tree: Cgroups = cgroups
-    frozen = frozen_by_cgroup(processes, tree)
-    assert [frozen(pid) for pid in (1, 2, 3)] == [True, False, False]
-    with pytest.raises(Gone):
-        frozen(4)
 
 
 @given(st.text(), st.integers(-15, 255) | st.none())

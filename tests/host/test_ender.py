@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuagent.errors import Gone, Refused, Unavailable
+from gpuagent.host import ender as module
 from gpuagent.host.cgroups import CgroupTree
-from gpuagent.host.ender import ProcessEnder, caught
+from gpuagent.host.ender import ProcessEnder, caught, is_sandboxed
 from gpuagent.host.procfs import parse_stat
 from gpuagent.ports import Ender
 from tests.stage.cgroups import cgroup2_mount, remove
@@ -262,6 +264,89 @@ async def test_how_a_command_fails_is_said(ender: ProcessEnder, tmp_path: Path) 
             await ender.run_as(uid, nothing, 20)
     with pytest.raises(Refused, match="no user"):
         await ender.run_as(2**31 - 7, ["true"], 20)
+
+
+LIKE_THE_UNIT = """
+import asyncio, ctypes, os, sys
+from gpuagent.errors import AgentError
+from gpuagent.host import ender as module
+from gpuagent.host.cgroups import CgroupTree
+from gpuagent.host.ender import ProcessEnder
+if sys.argv[1] == "sandboxed":
+    assert ctypes.CDLL(None).prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+async def main():
+    for code in ("exit 1", "exit 38", "kill -SYS $$", "exit 3", "kill -9 $$"):
+        try:
+            await ProcessEnder(CgroupTree("/nowhere")).run_as(int(sys.argv[2]), ["sh", "-c", code], 20)
+        except AgentError as error:
+            print("gpuagent.service" in str(error) and "MemoryDenyWriteExecute" in str(error))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["sandboxed", "free"])
+def test_a_command_that_may_have_been_forbidden_something_is_told_of_the_sandbox(how: str) -> None:
+    if is_sandboxed(Path("/proc/self/status").read_bytes()) and how == "free":
+        pytest.skip("these tests run in a sandbox themselves")
+    uid = NOBODY if os.geteuid() == 0 else os.geteuid()
+    command = [sys.executable, "-c", LIKE_THE_UNIT, how, str(uid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected = ["True"] * 3 + ["False"] * 2 if how == "sandboxed" else ["False"] * 5
+    assert done.stdout.split() == expected
+
+
+@pytest.mark.parametrize("what", ["the directory service", "the mount"])
+async def test_what_is_not_found_in_time_holds_up_nobody_else(
+    ender: ProcessEnder, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    uid = NOBODY if os.geteuid() == 0 else os.geteuid()
+    hung, known, there = threading.Event(), pwd.getpwuid, shutil.which
+
+    def user(number: int) -> pwd.struct_passwd:
+        if number == 7 and what == "the directory service":
+            hung.wait(30)
+        return known(uid)
+
+    def which(program: str, path: str) -> str | None:
+        if program == "elsewhere":
+            hung.wait(30)
+        return there(program, path=path)
+
+    monkeypatch.setattr("pwd.getpwuid", user)
+    monkeypatch.setattr("shutil.which", which)
+    monkeypatch.setattr(module, "LOOK_UP_SECONDS", 0.1)
+    command = ["true" if what == "the directory service" else "elsewhere"]
+    try:
+        late = asyncio.create_task(_longest_lap(1.5))
+        for _ in range(10):  # more than there are threads
+            with pytest.raises(
+                Unavailable, match=r"not found within 0\.1 s: see to .*getent passwd 7"
+            ):
+                await ender.run_as(7, command, 20)
+        assert await late < 0.5
+        monkeypatch.setattr(module, "LOOK_UP_SECONDS", 20.0)
+        await asyncio.gather(*(ender.run_as(uid, ["true"], 20) for _ in range(3)))
+    finally:
+        hung.set()
+
+
+async def _longest_lap(seconds: float) -> float:
+    """For how long the loop has not turned."""
+    longest, before = 0.0, time.monotonic()
+    until = before + seconds
+    while before < until:
+        await asyncio.sleep(0.01)
+        longest = max(longest, time.monotonic() - before)
+        before = time.monotonic()
+    return longest
+
+
+@given(st.binary())
+def test_no_status_is_too_strange_to_tell_of_a_sandbox(raw: bytes) -> None:
+    is_sandboxed(raw)
+    other = b"".join(c for c in (raw,) if b"Seccomp" not in c and b"NoNewPrivs" not in c)
+    assert is_sandboxed(other + b"\nNoNewPrivs:\t1\nSeccomp:\t2\n")
+    assert not is_sandboxed(b"NoNewPrivs:\t0\nSeccomp:\t0\n" + other)
 
 
 async def test_a_command_has_its_time_and_no_more(ender: ProcessEnder, open_folder: Path) -> None:

@@ -141,6 +141,7 @@ messages = st.one_of(st.binary(min_size=1, max_size=40), st.lists(words).map(" "
 @pytest.mark.usefixtures("handlers")
 @given(st.lists(st.one_of(messages, st.just("PULSE")), max_size=8))
 def test_whatever_it_is_told_it_leaves_nothing_frozen(told: list[bytes | str]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
     with tempfile.TemporaryDirectory() as folder:
         files = Files(Path(folder))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -155,6 +156,7 @@ def test_whatever_it_is_told_it_leaves_nothing_frozen(told: list[bytes | str]) -
             with contextlib.suppress(ValueError):
                 made.run()
         assert files.told == "0"
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @contextlib.contextmanager
@@ -192,7 +194,7 @@ def test_a_signal_ends_it_and_thaws(tmp_path: Path, number: int) -> None:
         assert files.told == "0"
 
 
-@pytest.mark.parametrize("message", [b"pulse 8 0.5 0.2", b"\xff", b"freeze", b"pulse 7 0.5 1.5"])
+@pytest.mark.parametrize("message", [b"pulse 8 0.5 x", b"\xff", b"freeze", b"pulse 7 0.5 1.5"])
 def test_a_message_that_is_not_understood_ends_it_and_thaws(tmp_path: Path, message: bytes) -> None:
     files = Files(tmp_path)
     with running_guard() as (process, line):
@@ -200,6 +202,16 @@ def test_a_message_that_is_not_understood_ends_it_and_thaws(tmp_path: Path, mess
         line.send(message)
         assert process.wait(10) != 0
         assert files.told == "0"
+
+
+def test_what_it_has_let_go_is_not_taken_again_by_a_change(tmp_path: Path) -> None:
+    """The agent may not have heard of it when it asks for another share."""
+    files = Files(tmp_path)
+    with running_guard() as (_, line):
+        frozen(files, line)
+        line.send(b"pulse 8 0.5 0.2")
+        line.send(b"beat")
+        assert line.recv(100).startswith(b"beat 7:")
 
 
 def test_the_end_of_the_line_thaws(tmp_path: Path) -> None:
@@ -229,7 +241,10 @@ def test_what_does_not_come_to_rest_is_let_go(tmp_path: Path) -> None:
     files = Files(tmp_path, frozen=False)
     with running_guard() as (_, line), files.opened() as fds:
         socket.send_fds(line, [b"pulse 7 0.05 0.5"], fds)
-        assert line.recv(100).decode() == "lost 7 it did not come to rest within the pulse"
+        said = line.recv(200).decode()
+        assert said.startswith(
+            "lost 7 it did not come to rest within the pulse: a longer [freeze] pulse"
+        )
         assert files.told == "0"
 
 
@@ -265,9 +280,9 @@ def test_where_it_cannot_tell_whose_a_freeze_is_it_thaws_at_the_end_of_the_pulse
     """As of a plain file, whose time of modification every write changes."""
     files = Files(tmp_path)
     with running_guard() as (_, line), files.opened() as fds:
-        socket.send_fds(line, [b"pulse 7 0.5 0.2"], fds)
+        socket.send_fds(line, [b"pulse 7 2 0.2"], fds)
         assert line.recv(100) == b"frozen 7"
-        time.sleep(0.05)
+        time.sleep(0.2)  # not in the same moment as the guard
         with files.freeze.open("r+") as file:
             file.write("1")
         assert files.told == "1"

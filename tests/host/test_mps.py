@@ -2,8 +2,12 @@
 
 import asyncio
 import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpuagent import config
@@ -176,6 +180,65 @@ async def test_a_daemon_that_hangs_is_down_with_the_reason(programs: Programs) -
     sock.close()
 
 
+@asynccontextmanager
+async def stands_for(text: str, folder: Path) -> AsyncIterator[Control]:
+    """A control program that does this, for a daemon that is only a socket."""
+    program = folder / "control"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    (folder / "p").mkdir()
+    sock = await asyncio.start_unix_server(lambda *_: None, folder / "p" / "control")
+    yield Control(str(program), str(folder / "p"), seconds=0.5)
+    sock.close()
+
+
+@pytest.mark.parametrize("own", ["exec sleep 60", "exit 0"])
+async def test_who_holds_the_pipe_of_a_control_program_holds_nobody_up(
+    own: str, programs: Programs
+) -> None:
+    """Neither a grandchild that lives on, nor those who wait for the daemon after it."""
+    note = programs.folder / "pid"
+    script = f"echo 7; sleep 60 & echo $! > {note}; {own}"
+    async with stands_for(script, programs.folder) as control, asyncio.timeout(20):
+        for _ in range(2):
+            if own == "exit 0":
+                assert await control.servers() == (7,)
+                os.kill(int(note.read_text()), signal.SIGKILL)
+            else:
+                with pytest.raises(Unavailable, match="not answered"):
+                    await control.servers()
+
+
+@pytest.mark.parametrize("script", ["exec yes 7", "yes 7 | head -c 100000"])
+async def test_an_answer_without_end_is_none(script: str, programs: Programs) -> None:
+    async with stands_for(script, programs.folder) as control, asyncio.timeout(20):
+        with pytest.raises(Unavailable, match=r"answered within|without end"):
+            await control.servers()
+
+
+async def test_a_server_that_cannot_be_read_is_not_one_without_clients(programs: Programs) -> None:
+    program = programs.take(fake(programs.folder))
+    await program.start()
+    for command in ("fake_server 7 ACTIVE", "fake_client 7 70", "fake_server 8 ACTIVE"):
+        await program.say(command)
+    (told,) = await daemons(program).daemons()
+    assert (told.clients_known, len(told.clients)) == (True, 1)
+    script = programs.folder / "bin" / "wrapped"
+    script.write_text(
+        '#!/bin/sh\nread -r line\ncase "$line" in *_list\\ 7) echo nonsense; exit 0;; esac\n'
+        f'echo "$line" | exec {program.path}\n'
+    )
+    script.chmod(0o755)
+    program.path = str(script)
+    (told,) = await daemons(program).daemons()
+    assert (told.up, told.clients_known, told.clients) == (True, False, ())
+    assert "nonsense" in told.why
+    await program.say("fake_leave 70")
+    await program.say("quit")
+    (told,) = await daemons(program).daemons()
+    assert (told.up, told.clients_known) == (False, False)
+
+
 async def test_a_daemon_of_somebody_else_is_not_asked(programs: Programs) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to make another's file")
@@ -193,7 +256,9 @@ async def test_a_program_that_is_not_there(programs: Programs) -> None:
     await program.start()
     program.path = "/nowhere/control"
     (told,) = await daemons(program).daemons()
-    assert told.why == "/nowhere/control cannot be run: No such file or directory"
+    assert told.why.startswith("/nowhere/control is not there: ")
+    with pytest.raises(Unsupported):
+        await daemons(program).set_default_threads("g", 0.5)
 
 
 async def test_what_is_configured_no_longer_can_still_be_put_back(programs: Programs) -> None:
@@ -232,6 +297,41 @@ async def test_a_unit_is_started_with_its_environment(tmp_path: Path) -> None:
         await unit.end(group)
 
 
+async def test_a_unit_that_is_found_running_has_its_environment(programs: Programs) -> None:
+    """Without it systemd could not tell the daemon to quit, and would kill it with its clients."""
+    program = programs.take(fake(programs.folder))
+    await program.start()
+    file = programs.folder / "units" / "g.env"
+    unit = Unit(program.path, folder=str(file.parent), logs="/l", systemctl="false")
+    group = config.MpsGroup("g", pipe_directory=program.pipes, own=True, gpus=("GPU-1",))
+
+    def known(*groups: config.MpsGroup) -> MpsDaemons:
+        return MpsDaemons(
+            config.Mps(control=program.path, groups=groups), kept_by=lambda _program: unit
+        )
+
+    # What is configured no longer is known too little of.
+    other = known()
+    other.recall("g", program.pipes)
+    assert await other.running("g") is True
+    assert await known(msgspec.structs.replace(group, own=False)).running("g") is True
+    assert not file.exists()
+    mps = known(group)
+    assert await mps.running("g") is True
+    wanted = environment_file(settings(group, program.path, "/l"))
+    assert file.read_bytes() == wanted
+    made = file.stat().st_ino
+    assert await mps.running("g") is True
+    assert file.stat().st_ino == made  # what is as it should be is left
+    file.write_text("old")
+    assert await mps.running("g") is True
+    assert file.read_bytes() == wanted
+    await program.say("quit")
+    file.unlink()
+    assert await mps.running("g") is False
+    assert not file.exists()
+
+
 def test_a_value_is_quoted_as_systemd_reads_it() -> None:
     assert environment_file({"B": "x", "A": 'a"b\\c$d`e'}) == b'A="a\\"b\\\\c\\$d\\`e"\nB="x"\n'
 
@@ -241,6 +341,14 @@ def test_the_unit_is_where_the_agent_looks_for_it() -> None:
     unit = Path(__file__).parents[2].joinpath("systemd/gpuagent-mps@.service").read_text()
     lines = unit.splitlines()
     assert f"EnvironmentFile={UNIT_FOLDER}/%i.env" in lines
+    agent = Path(__file__).parents[2].joinpath("systemd/gpuagent.service").read_text().splitlines()
+    # Not in a folder that goes when the agent stops, and one that it may write to.
+    (goes,) = (x for x in agent if x.startswith("RuntimeDirectory="))
+    folders = goes.partition("=")[2].split()
+    assert not f"{UNIT_FOLDER}/".startswith(tuple(f"/run/{name}/" for name in folders))
+    assert f"ExecStartPre=+/bin/mkdir -p -m 0700 {UNIT_FOLDER}" in agent
+    (writes,) = (x for x in agent if x.startswith("ReadWritePaths="))
+    assert f"-{UNIT_FOLDER}" in writes.split()
     assert f"LogsDirectory={LOG_FOLDER.removeprefix('/var/log/')}/%i" in lines
     group = config.MpsGroup("g", gpus=("GPU-1",))
     assert "GPUAGENT_MPS_CONTROL" in settings(group, "control", LOG_FOLDER)

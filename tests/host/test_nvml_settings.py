@@ -119,6 +119,8 @@ async def test_memory_of_a_process_is_told_by_lists_that_are_new_enough(driver: 
         first.remove_process(41)
         second.remove_process(41)
         await rig.until(lambda: memory.memory_of(41, asked) == {}, "a newer list has come")
-        free = memory.memory_free(second.uuid)
+        await rig.until(lambda: memory.memory_free(second.uuid, asked), "a newer sample has come")
+        free = memory.memory_free(second.uuid, asked)
         assert free == second.raw.memory_total_bytes - second.raw.memory_used_bytes
-        assert memory.memory_free("GPU-nobody") is None
+        assert memory.memory_free(second.uuid, asked + 60) is None
+        assert memory.memory_free("GPU-nobody", 0) is None

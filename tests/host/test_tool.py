@@ -60,6 +60,23 @@ async def test_it_gets_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(os.listdir("/proc/self/fd")) < 64
 
 
+async def test_it_is_told_and_its_complaint_is_kept_apart() -> None:
+    script = 'read a; read b; echo "$b$a"; echo "$C" >&2; cat'
+    ran = await run(["sh", "-c", script], seconds=20, said="1\n2\n", env={"C": "no"}, apart=True)
+    assert (ran.code, ran.text, ran.complaint, ran.whole) == (0, "21\n", "no\n", True)
+
+
+async def test_one_that_does_not_listen_is_told_all_the_same() -> None:
+    for _ in range(20):
+        assert (await run(["true"], seconds=20, said="quit\n")).code == 0
+
+
+async def test_what_is_not_all_is_known_not_to_be() -> None:
+    for size, whole in ((999, True), (1000, True), (1001, False), (300_000, False)):
+        ran = await run(["sh", "-c", f"yes | head -c {size}"], seconds=30, kept=1000)
+        assert (len(ran.text), ran.whole) == (min(size, 1000), whole)
+
+
 async def test_what_cannot_be_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="no-such-tool is not in PATH: get it"):
         find("no-such-tool", "get it")

@@ -7,6 +7,7 @@ import pytest
 
 from gpuagent.config import Config, Mps, Paths, Suspend
 from gpuagent.host import tools
+from gpuagent.host.offers import Offer
 from gpuagent.model.inventory import MpsClient, MpsDaemon
 
 
@@ -27,7 +28,8 @@ def test_programs_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.Monkey
         (lambda c: tools.checkpoint(c, ""), "cuda-checkpoint"),
     ):
         missing = probe(config)
-        assert (missing.state, f"{name} is not in PATH" in missing.what) == ("missing", True)
+        assert missing.state == "missing"
+        assert missing.what.startswith(f"{name} is not in PATH; needed only for ")
         assert missing.remedy
         path = executable(tmp_path / "bin", name)
         found = probe(config)
@@ -67,7 +69,9 @@ def test_freezing_needs_a_file_that_the_root_does_not_have(tmp_path: Path) -> No
 
 
 def test_units() -> None:
-    assert tools.units("", booted=False).state == "missing"
+    nothing = tools.units("", booted=False)
+    assert (nothing.state, bool(nothing.remedy)) == ("missing", True)
+    assert nothing.what.startswith("systemd does not run this host: limits are written")
     assert tools.units("", booted=True).state == "ok"
     trouble = tools.units("no connection to D-Bus", booted=True)
     assert (trouble.state, bool(trouble.remedy)) == ("partial", True)
@@ -76,14 +80,27 @@ def test_units() -> None:
 
 def test_daemons() -> None:
     up = MpsDaemon("g", up=True, pipe_directory="/p", clients=(MpsClient(1, 2),))
-    assert tools.daemon(up, own=False, mixed=()).state == "ok"
+
+    def offer(found: MpsDaemon, *mixed: str, own: bool = False, enforce: bool = True) -> Offer:
+        return tools.daemon(found, own=own, enforce=enforce, mixed=mixed)
+
+    assert offer(up).state == "ok"
     half = msgspec.structs.replace(up, why="client lists could not be read")
-    assert tools.daemon(half, own=False, mixed=()).state == "partial"
-    shared = tools.daemon(up, own=False, mixed=("serve (L1) shares server 2 with train (L3)",))
+    assert offer(half).state == "partial"
+    shared = offer(up, "serve (L1) shares server 2 with train (L3)")
     assert shared.state == "partial"
     assert "serve (L1) shares server 2 with train (L3)" in shared.what
     assert "of its own" in shared.remedy
-    down = MpsDaemon("g", up=False, why="none runs", pipe_directory="/p")
-    assert tools.daemon(down, own=False, mixed=()).state == "missing"
-    assert "CUDA_MPS_PIPE_DIRECTORY=/p" in tools.daemon(down, own=False, mixed=()).remedy
-    assert tools.daemon(down, own=True, mixed=()).state == "partial"
+    down = MpsDaemon("g", up=False, pipe_directory="/p")
+    assert offer(down) == Offer(
+        "MPS group g",
+        "missing",
+        "no MPS control daemon runs in /p",
+        "start it (`CUDA_MPS_PIPE_DIRECTORY=/p nvidia-cuda-mps-control -d`), or have the agent do so: "
+        "own = true",
+    )
+    ours = offer(down, own=True)
+    assert (ours.state, ours.what) == ("partial", "no MPS control daemon runs in /p")
+    assert ours.remedy == "start the agent: it then starts the daemon itself"
+    watched = offer(down, own=True, enforce=False)
+    assert watched.remedy == 'set mode = "enforce": the agent then starts the daemon itself'

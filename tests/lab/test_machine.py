@@ -51,13 +51,15 @@ def rules(draw: st.DrawFn, name: str) -> dict[str, object]:
             "latency_slo": draw(st.sampled_from(["30ms", "150ms"])),
             **({} if promised is None else {"memory_reserved": promised}),
         }
+    levers = draw(st.sampled_from([[*x] for x in (LEVERS, *OFTEN)]) | some(LEVERS))
+    hours = [[], ["00:00-12:00"], ["12:00-00:00"]] if "cpu_max" in levers else [[]]
     return {
         "name": name,
         "sla": draw(st.sampled_from(["L2", "L3"])),
         "match": {"unit": f"{name}.service"},
-        "levers": draw(st.sampled_from([[*x] for x in (LEVERS, *OFTEN)]) | some(LEVERS)),
+        "levers": levers,
         "min_share": draw(st.sampled_from(["5%", "20%", "80%"])),
-        "hours": draw(st.sampled_from([[], ["00:00-12:00"], ["12:00-00:00"]])),
+        "hours": draw(st.sampled_from(hours)),
         "observe": draw(st.sampled_from([False] * 5 + [True])),
         "hold_back": draw(st.sampled_from([True] * 5 + [False])),
     }
@@ -251,8 +253,8 @@ def _override(subject: object, value: float) -> Override:
 
 TestLife = Life.TestCase
 TestLife.settings = settings(
-    max_examples=15,
-    stateful_step_count=25,
+    max_examples=8,
+    stateful_step_count=16,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

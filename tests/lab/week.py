@@ -63,7 +63,7 @@ _TOKENS = 0.004
 """Chances in a second."""
 
 
-def life(seconds: float, seed: int, control: str = "aimd") -> Scenario:
+def life(seconds: float, seed: int, control: str = "aimd", tick: str = "1s") -> Scenario:
     """Two cards, seven tenants, and something every few minutes."""
     made = {
         "name": "week",
@@ -81,6 +81,7 @@ def life(seconds: float, seed: int, control: str = "aimd") -> Scenario:
         ],
         "agent": {
             "mode": "enforce",
+            "tick": tick,
             "power": {"budget": "500W"},
             "backpressure": {"control": control},
             "tenants": [
@@ -145,10 +146,18 @@ class Size(msgspec.Struct, frozen=True):
 class Week:
     """One such life. `run` raises AssertionError at the first tick that breaks an invariant."""
 
-    def __init__(self, seconds: float, *, seed: int, folder: Path, control: str = "aimd") -> None:
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        seed: int,
+        folder: Path,
+        control: str = "aimd",
+        tick: str = "1s",
+    ) -> None:
         self.seconds = seconds
         self.folder = folder
-        self.trial = Trial(life(seconds, seed, control), seed=seed, folder=str(folder))
+        self.trial = Trial(life(seconds, seed, control, tick), seed=seed, folder=str(folder))
         self.sizes: list[Size] = []
         self.applied = 0
         self.crashes = 0

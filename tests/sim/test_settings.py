@@ -2,8 +2,9 @@
 
 import pytest
 
-from gpuagent.errors import Gone, Refused, Unavailable
+from gpuagent.errors import Gone, NoRoom, Refused, Unavailable
 from gpuagent.model.vocab import GPU_CLOCK_HERTZ, GPU_POWER_WATTS
+from gpuagent.ports import Freed
 from gpuagent.sim.host import SimHost
 from gpuagent.sim.scenario import parse
 from tests.sim.test_gpus import values
@@ -21,6 +22,10 @@ run = "llm-decode"
 name = "hold"
 run = "holder"
 """
+
+
+async def kept(freed: Freed | None) -> None:
+    """Into no ledger."""
 
 
 def host() -> SimHost:
@@ -95,8 +100,8 @@ async def test_a_suspended_process_holds_no_memory_and_does_nothing_until_it_is_
     card, decode = here.cards[0], identity(here, 2001)
     used = card.used_bytes
     assert await here.checkpoint.state(*decode) == "runs"
-    await here.checkpoint.suspend(*decode)
-    await here.checkpoint.suspend(*decode)
+    await here.checkpoint.suspend(*decode, kept)
+    await here.checkpoint.suspend(*decode, kept)
     assert await here.checkpoint.state(*decode) == "suspended"
     assert card.used_bytes < used
     here.gpus.drain()
@@ -104,8 +109,8 @@ async def test_a_suspended_process_holds_no_memory_and_does_nothing_until_it_is_
     here.advance(5.0)
     assert here.progress("decode").tokens == tokens
     assert 2001 not in {p.pid for p in here.gpus.drain().gpu_processes or ()}
-    await here.checkpoint.resume(*decode)
-    await here.checkpoint.resume(*decode)
+    await here.checkpoint.resume(*decode, {})
+    await here.checkpoint.resume(*decode, {})
     assert (await here.checkpoint.state(*decode), card.used_bytes) == ("runs", used)
     here.advance(5.0)
     assert here.progress("decode").tokens > tokens
@@ -114,14 +119,14 @@ async def test_a_suspended_process_holds_no_memory_and_does_nothing_until_it_is_
 async def test_there_must_be_room_to_resume() -> None:
     here = host()
     card, decode = here.cards[0], identity(here, 2001)
-    await here.checkpoint.suspend(*decode)
+    await here.checkpoint.suspend(*decode, kept)
     free = card.memory_bytes - card.used_bytes - card.profile.context_bytes.value
     assert card.take(2002, card.memory[2002] - card.profile.context_bytes.value + free)
-    with pytest.raises(Unavailable, match="waits for device memory"):
-        await here.checkpoint.resume(*decode)
+    with pytest.raises(NoRoom, match="waits for device memory"):
+        await here.checkpoint.resume(*decode, {})
     assert await here.checkpoint.state(*decode) == "suspended"
     here.stop("hold")
-    await here.checkpoint.resume(*decode)
+    await here.checkpoint.resume(*decode, {})
     assert await here.checkpoint.state(*decode) == "runs"
 
 
@@ -129,16 +134,16 @@ async def test_who_cannot_be_suspended_is_said() -> None:
     here = host()
     pid, started = identity(here, 2001)
     with pytest.raises(Gone):
-        await here.checkpoint.suspend(pid, started + 1)
+        await here.checkpoint.suspend(pid, started + 1, kept)
     path = here.cgroup("decode")
     here.cgroups.write(path, here.cgroups.inode(path), "cgroup.freeze", "1")
-    with pytest.raises(Refused, match="thaw first"):
-        await here.checkpoint.suspend(pid, started)
+    with pytest.raises(Unavailable, match="waits until it is thawed"):
+        await here.checkpoint.suspend(pid, started, kept)
     here.cgroups.write(path, here.cgroups.inode(path), "cgroup.freeze", "0")
-    await here.checkpoint.suspend(pid, started)
+    await here.checkpoint.suspend(pid, started, kept)
     here.stop("decode")
     with pytest.raises(Gone):
-        await here.checkpoint.resume(pid, started)
+        await here.checkpoint.resume(pid, started, {})
     here.start("decode")
     here.advance(1.0)
     assert here.progress("decode").running

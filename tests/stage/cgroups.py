@@ -63,6 +63,7 @@ CONTROLS = {
     "cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
     "full avg10=0.00 avg60=0.00 avg300=0.00 total=0",
     "memory.current": str(64 * 1024**2),
+    "cgroup.events": "populated 1\nfrozen 0",
 }
 
 

@@ -90,16 +90,23 @@ def test_a_checkpoint_tool_that_hangs_in_each_step_in_turn(suspending: Suspendin
     assert daemon.stop(60) == 0
 
 
+@pytest.mark.parametrize("forced", [False, True])
 def test_a_stop_without_room_to_resume_says_so_and_a_restore_does_it(
-    suspending: Suspending,
+    suspending: Suspending, forced: bool
 ) -> None:
     daemon = suspending.host.run()
     until("it is suspended", lambda: suspending.suspended(press=True), seconds=60)
     assert daemon.stop(60) != 0, "the card is full"
     assert daemon.log.count("not everything is put back") == 1
     assert suspending.suspended()
-    suspending.host.relax()
-    done = suspending.host.stage.command("restore")
+    done = suspending.host.stage.command("restore", "--rescue")
+    assert done.returncode != 0, "as ExecStopPost it comes at once, and the card is as full"
+    assert "waits for device memory" in " ".join(done.stdout.split())
+    assert suspending.suspended()
+    assert "restore" not in suspending.tool.actions, "one that fails can never be repeated"
+    if not forced:
+        suspending.host.relax()
+    done = suspending.host.stage.command("restore", *["--force-resume"] * forced)
     assert done.returncode == 0, done.stderr
     assert suspending.tool.state(suspending.pid) == "running"
 

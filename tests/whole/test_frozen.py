@@ -15,13 +15,15 @@ import pytest
 from gpuagent.act.freeze import Running
 from gpuagent.act.ledger import Ledger
 from gpuagent.act.restore import Item, Occasion, put_back
+from gpuagent.act.suspensions import Suspensions
 from gpuagent.clock import SystemClock
 from gpuagent.config import Freeze
 from gpuagent.host.cgroups import CgroupTree
 from gpuagent.host.freezer import CgroupFreezer
-from gpuagent.model.inventory import Inventory, on_cgroup
+from gpuagent.model.inventory import Inventory, Level, on_cgroup
 from gpuagent.model.vocab import RUNNING
-from tests.act.host import Agent, wish
+from tests.act.host import Agent, Clock, wish
+from tests.act.settings import Checkpoints, Notes
 from tests.host.test_freezer import Cage, until
 from tests.stage.cgroups import cgroup2_mount
 
@@ -38,7 +40,16 @@ asyncio.run(main())
 
 
 def knob(mount: str, freezer: CgroupFreezer) -> Running:
-    return Running(freezer, CgroupTree(mount), seen=lambda: Inventory(tenants=()))
+    suspensions = Suspensions(
+        Checkpoints(),
+        level=lambda _name: Level.L3,
+        clock=Clock(),
+        ledger=Notes(),
+        cgroup=lambda _pid: "",
+    )
+    return Running(
+        freezer, CgroupTree(mount), seen=lambda: Inventory(tenants=()), suspensions=suspensions
+    )
 
 
 @contextlib.asynccontextmanager
