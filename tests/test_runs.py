@@ -161,7 +161,7 @@ async def test_without_a_scope_it_runs_and_that_is_said_or_not_at_all(
     host.scopes.fails = error
     await host.registrar.start(host.ask())
     (run,) = host.book.active()
-    assert run.notes == (f"no scope: {error}: not held back",)
+    assert run.notes == (f"it has no scope of its own ({error}), so that it is not held back",)
     assert (run.unit, run.cgroup) == ("", "")
     assert "not held back" in host.events[-1].text
     with pytest.raises(type(error)):

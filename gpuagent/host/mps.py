@@ -115,8 +115,10 @@ class MpsDaemons:
         for daemon in self._daemons.values():
             try:
                 servers = await daemon.control.servers()
-            except (Gone, Unsupported):
-                continue  # none runs there, so nobody is its client
+            except (Gone, Unsupported, Refused):
+                # None runs there, or one of somebody's own, which is not asked: whoever could bind that
+                # socket would else decide that nobody on this host may be ended.
+                continue
             for server in servers:
                 found |= await _terminate(daemon.control, server, pid)
         return found

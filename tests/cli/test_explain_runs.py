@@ -52,7 +52,16 @@ def test_of_a_run_what_it_was_promised_and_what_it_lacks() -> None:
     assert "train was started with `gpuagent run` by user 1000, L3" in text
     assert "with 8.0 GiB reserved on each card and 40 % of it under CUDA MPS" in text
     assert "without a scope of its own. no scope: this host does not run systemd" in text
+    assert "best effort: held back first); it was started by gpuagent run." in text
     assert "was started with" not in said(told(), "train")
+    assert "claimed by the rule train" in said(told(), "train")
+
+
+def test_a_share_that_nothing_enforces_is_not_told_as_one_of_mps() -> None:
+    note = "no MPS daemon serves GPU 0: share is not enforced"
+    text = said(told(msgspec.structs.replace(TRAIN, notes=(note,))), "train")
+    assert "and 40 % of it, without a scope of its own. no MPS daemon serves GPU 0" in text
+    assert "under CUDA MPS" not in text
 
 
 def test_without_a_name_all_of_ones_own_with_what_holds_each() -> None:

@@ -19,6 +19,7 @@ def row(
         "latency_seconds": seconds,
         "latency_objective_seconds": objective,
         "latency_quantile": quantile,
+        "latency_estimated": False,
     }
 
 

@@ -100,10 +100,17 @@ def test_without_an_agent_it_runs_all_the_same_with_a_warning(nowhere: str, name
     assert done.stderr.count("\n") == 1
 
 
-def test_of_an_unknown_tenant_too(path: str) -> None:
+def test_of_a_tenant_that_there_is_not_it_does_not_run(path: str) -> None:
     done = run(path, "--tenant", "nobody", "--", "echo", "here")
-    assert (done.returncode, done.stdout) == (0, "here\n")
+    assert (done.returncode, done.stdout) == (Exit.UNKNOWN_TENANT, "")
     assert 'there is no tenant "nobody"' in done.stderr
+
+
+def test_an_agent_that_cannot_say_yet_keeps_nobody_from_running() -> None:
+    with agent(None) as path:
+        done = run(path, "--tenant", "train", "--", "echo", "here")
+    assert (done.returncode, done.stdout) == (0, "here\n")
+    assert "warning" in done.stderr
 
 
 def test_strictly_it_does_not(nowhere: str, path: str, tmp_path: Path) -> None:

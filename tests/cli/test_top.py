@@ -135,8 +135,8 @@ def test_a_busy_host_at_80_by_24(told: dict[str, Told]) -> None:
     )
     assert drawn[7:10] == [
         "  Tenant           Lvl Class     Share      Latency   GPU mem Held back for",
-        "  serve            L1  unsure    100 %            -         -",
-        "> train            L3  unsure     49 %            -  60.0 GiB memory (cpu_max)",
+        "  serve            L1  -         100 %            -         -",
+        "> train            L3  -          49 %            -  60.0 GiB memory (cpu_max)",
     ]
     assert drawn[11] == "Why train (L3, best effort: held back first)"
     assert drawn[12] == "Held back to 49 % for memory: cut twice"
@@ -207,7 +207,7 @@ def test_a_latency_stands_against_its_objective(told: dict[str, Told]) -> None:
         "  Tenant           Lvl Class     Share      Latency   GPU mem Held back for",
         "> slow             L1  interact~ 100 %  120/100 ms!  60.0 GiB",
         "  well             L1  inference 100 %    93/100 ms  60.0 GiB",
-        "  x                L1  unsure    100 %      -/1.5 s  60.0 GiB",
+        "  x                L1  -         100 %      -/1.5 s  60.0 GiB",
     ]
 
 
@@ -402,7 +402,7 @@ def test_without_a_terminal_it_prints_once() -> None:
     with agent(snapshots.busy()) as path:
         done = run("--socket", path, "top")
     assert done.exit_code == 0, done.output
-    assert "  train            L3  unsure     49 %" in done.stdout
+    assert "  train            L3  -          49 %" in done.stdout
     assert "q quit" not in done.stdout
     assert "\x1b" not in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80

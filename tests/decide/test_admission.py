@@ -14,12 +14,14 @@ from gpuagent.decide.admission import (
     admit,
     owed_bytes,
     promised_share_ratio,
+    unshared,
 )
 from gpuagent.model.inventory import (
     Gpu,
     Inventory,
     Level,
     Limits,
+    MpsDaemon,
     Tenant,
     on_gpu,
     on_tenant_gpu,
@@ -358,3 +360,45 @@ def test_never_more_is_promised_than_there_is(steps: list[tuple[RunAsk, int, flo
 def test_anything_can_be_asked_for(ask: RunAsk) -> None:
     verdict = admit(ask, ground())
     assert (ask.fault() == "") or isinstance(verdict, Refusal)
+
+
+def test_what_is_free_and_promised_is_told_so_that_it_can_be() -> None:
+    promised = reserved("one", "GPU-a", memory=40 * GIB)
+    for free, said in (
+        (60.0, "60 GiB are free, of which 40 GiB are reserved for others"),
+        (27.18, "27.18 GiB are free, but others were promised 40 GiB more than they use now"),
+    ):
+        found = admit(
+            asking(memory_bytes=30 * GIB, gpus=("GPU-a",)),
+            ground(free={"GPU-a": free * GIB}, runs=(promised,)),
+        )
+        assert isinstance(found, Refusal)
+        assert said in found.why
+        assert found.remedy
+
+
+def test_a_share_that_no_daemon_of_mps_enforces_is_told() -> None:
+    one, two = gpu("GPU-a", 0), gpu("GPU-b", 1)
+
+    def told(*daemons: MpsDaemon, share: float | None = 0.4) -> str:
+        return unshared(asking(share_ratio=share), (one, two), Inventory(mps=daemons))
+
+    a, b = (MpsDaemon(u, up=True, gpus=(u,)) for u in ("GPU-a", "GPU-b"))
+    both = MpsDaemon("both", up=True, gpus=("GPU-a", "GPU-b"))
+    assert told(a) == "no MPS daemon serves GPU 1: share is not enforced"
+    assert told() == "no MPS daemon serves GPU 0, 1: share is not enforced"
+    assert told(a, b) == "no single MPS daemon serves GPU 0, 1: share is not enforced"
+    assert told(both) == ""
+    assert "not enforced" in told(msgspec.structs.replace(both, up=False))
+    assert told(share=None) == ""
+    assert unshared(asking(share_ratio=0.4), (one,), Inventory()) == "", "not known"
+
+
+def test_what_is_asked_for_is_told_in_words() -> None:
+    for fields, words in (
+        ({"gpus": ("9",)}, "L3 on GPU 9 with 8 GiB on each"),
+        ({"gpus": ("GPU-a", "1")}, "L3 on GPU-a, GPU 1 with 8 GiB on each"),
+        ({}, "L3 on one card with 8 GiB on each"),
+        ({"count": 2}, "L3 on 2 cards with 8 GiB on each"),
+    ):
+        assert asking(**fields).words == words

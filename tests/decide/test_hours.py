@@ -68,7 +68,7 @@ def test_who_has_no_hours_or_may_not_be_held_is_left_alone() -> None:
         tenant("always"),
         msgspec.structs.replace(nightly("served"), enforce=False),
         nightly("chat", Level.L1),
-        msgspec.structs.replace(nightly("shown"), observed=("cpu_max",)),
+        msgspec.structs.replace(nightly("sealed"), levers=("suspend",)),
         nightly("full", off_hours_share_ratio=1.0),
     )
     w = world(*others)
@@ -101,3 +101,14 @@ def test_nobody_is_held_while_it_is_not_known_who_is_where() -> None:
     w.run(2)
     assert tried(w)
     assert w.events == ["off-hours-began"]
+
+
+def test_of_one_that_is_only_observed_it_is_said_what_it_would_be_held_to() -> None:
+    w = world(msgspec.structs.replace(nightly(), observed=("cpu_max",)))
+    w.run(12)
+    [setting] = w.decision.settings
+    assert setting.blocked is not None
+    assert setting.blocked.result == "would"
+    [hold] = w.decision.holds
+    assert (hold.share, hold.settings) == (pytest.approx(0.2), (setting.key,))
+    assert w.events == []

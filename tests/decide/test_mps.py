@@ -9,7 +9,7 @@ from gpuagent.decide.mps import DEFAULT_RULE, Memory, MpsGroups
 from gpuagent.model.declare import OWN_DAEMON_RULE
 from gpuagent.model.inventory import Inventory, Level, MpsDaemon, Tenant, on_mps
 from gpuagent.model.plan import Decision, Setting
-from gpuagent.model.state import Instant, NodeState
+from gpuagent.model.state import Instant, NodeState, Outcome, Result
 from gpuagent.model.vocab import MPS_DAEMON, MPS_DEFAULT_THREADS
 from tests.fakes.mps.values import daemon
 from tests.sense.fakes import process
@@ -116,3 +116,24 @@ def test_a_daemon_of_our_own_is_wished_whatever_is_known() -> None:
         assert (setting.knob, setting.value, setting.rule) == (MPS_DAEMON, 1.0, OWN_DAEMON_RULE)
         assert decision.complete
     assert MpsGroups(Config()).decide(Memory(), state())[1] == Decision()
+
+
+def test_one_of_our_own_that_cannot_be_started_is_told_of_once() -> None:
+    rule, memory = policy(MpsGroup("g", gpus=(CARD,), own=True)), Memory()
+    told = []
+    results: tuple[Result, ...] = (
+        "in flight",
+        "refused",
+        "refused",
+        "contested",
+        "pending",
+        "refused",
+    )
+    for result in results:
+        here = state()
+        key = (MPS_DAEMON, on_mps("g"))
+        here.outcomes = {key: Outcome(*key, 1.0, 0.0, None, result, "no such program", 0.0)}
+        memory, decision = rule.decide(memory, here)
+        told.append([e.kind for e in decision.events])
+        assert all(e.alert and "no such program" in e.text for e in decision.events)
+    assert told == [[], ["mps-unstarted"], [], [], [], ["mps-unstarted"]]

@@ -248,3 +248,10 @@ def test_they_are_counted_by_what_they_are_on() -> None:
 def test_hostile_names_are_told_with_escapes(name: str) -> None:
     view = overrides.view(snapshots.hostile(), lease(on=on_tenant(name)), MONO)
     msgspec.json.encode(view)
+
+
+async def test_who_limits_the_card_of_an_l1_is_told_so() -> None:
+    async with serving(Scene(snapshots.busy()), Commands()) as (_, path):
+        limited, quiet = await put(path, COOL), await put(path, QUIET)
+    assert "GPU 0 is used by serve (L1), which a lower limit slows too" in limited.json["done"]
+    assert "(L1)" not in quiet.json["done"]

@@ -249,6 +249,7 @@ async def test_a_daemon_of_somebody_else_is_not_asked(programs: Programs) -> Non
     assert told.why == f"{program.pipes}/control belongs to user 1234: only root's MPS is asked"
     with pytest.raises(Refused):
         await daemons(program).set_default_threads("g", 0.5)
+    assert not await daemons(program).terminate_client(70), "it keeps nobody from being ended"
 
 
 async def test_a_program_that_is_not_there(programs: Programs) -> None:
