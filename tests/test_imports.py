@@ -49,7 +49,8 @@ ALLOWED: dict[str, set[str] | None] = {
     "runs": BASE | {"ports", "config", "clock", "decide", "runbook"},
     "trail": BASE | {"config", "keptfile"},
     "tokens": BASE | {"clock", "keptfile"},
-    "errands": BASE | {"ports", "inbox", "keptfile", "starts", "leases", "tokens", "runbook", "runs"},
+    "errands": BASE
+    | {"ports", "inbox", "keptfile", "starts", "leases", "tokens", "runbook", "runs"},
     "publish": BASE | {"log", "host"},
     "core": ANYTHING,
     "lab": ANYTHING,

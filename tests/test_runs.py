@@ -164,10 +164,11 @@ async def test_without_a_scope_it_runs_and_that_is_said_or_not_at_all(
     assert run.notes == (f"it has no scope of its own ({error}), so that it is not held back",)
     assert (run.unit, run.cgroup) == ("", "")
     assert "not held back" in host.events[-1].text
-    with pytest.raises(type(error)):
+    with pytest.raises(type(error), match="--strict needs a scope"):
         await host.registrar.start(host.ask(101, strict=True))
     assert [r.pid for r in host.book.active()] == [100]
-    assert host.book.told().refused[-1].why == str(error)
+    why = host.book.told().refused[-1].why
+    assert why == f"--strict needs a scope, and there is none: {error}"
 
 
 async def test_a_process_that_ends_meanwhile_keeps_nothing(host: Host) -> None:
@@ -203,7 +204,7 @@ async def test_a_refusal_is_told_once_and_kept_with_its_numbers(host: Host) -> N
     assert [a.did for a in host.audit] == ["not started"]
     refusal = host.book.told().refused[-1]
     assert refusal.number == 20
-    assert refusal.asked == "L3 on 1 card(s) with 90 GiB on each"
+    assert refusal.asked == "L3 on one card with 90 GiB on each"
     assert dict(refusal.numbers)["gpu0_memory_free_bytes"] == 80 * GIB
     host.clock.mono += 61
     with pytest.raises(Forbidden, match=r"may not start tenants of L1.*run\.allow"):

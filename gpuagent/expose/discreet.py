@@ -77,7 +77,7 @@ def explanation(of: ExplanationView) -> ExplanationView:
         of,
         row=row(of.row),
         overrides=tuple(_override(o) for o in of.overrides),
-        causes=tuple(_cause(c, of.row.name) for c in of.causes),
+        causes=tuple(_cause(c) for c in of.causes if c.tenant in (None, of.row.name)),
         cards_held=tuple(_hold(h) for h in of.cards_held),
         knobs=tuple(_knob(k) for k in of.knobs),
         limit_rows=_limits(of.limit_rows),
@@ -99,12 +99,9 @@ def _override(of: OverrideView) -> OverrideView:
     return msgspec.structs.replace(of, name="", by="", why="", effect_why=hindrance)
 
 
-def _cause(of: CauseView, who: str) -> CauseView:
-    """A tenant's own, such as its latency, stays as it is; of another nothing is told that names it."""
-    if of.tenant == who:
-        return of
-    tenant = None
-    return msgspec.structs.replace(of, tenant=tenant, why=plainly(of.kind), numbers={})
+def _cause(of: CauseView) -> CauseView:
+    """A tenant's own, such as its latency, stays as it is."""
+    return of if of.tenant else msgspec.structs.replace(of, why=plainly(of.kind), numbers={})
 
 
 def _knob(of: KnobView) -> KnobView:

@@ -138,7 +138,7 @@ def test_explain_reads_as_prose() -> None:
         ("applied", "It is held back to 49 % of its usual activity for memory: cut twice."),
         ("in flight", "It is being held back to 49 % of its usual activity for memory: cut twice."),
         ("pending", "for memory as soon as it starts anew: cut twice."),
-        ("would", "It would be held back to 49 % of its usual activity for memory if the agent"),
+        ("would", "It would be held back to 49 % of its usual activity for memory, which is only "),
         ("refused", "It is to be held back to 49 % of its usual activity for memory: cut twice."),
         ("refused", "That is refused: the reason."),
         ("ineffective", "That has no effect: the reason."),
@@ -518,7 +518,7 @@ def test_a_failure_under_json_is_json_on_standard_error(tmp_path: Path) -> None:
 def test_config_check_of_a_valid_file(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text('mode = "observe"\n')
-    done = run("config", "check", str(file))
+    done = run("config", "check", str(file), columns=400)
     assert (done.exit_code, done.stdout) == (0, f"{file} is valid\n")
     as_json = run("config", "check", "--json", str(file))
     assert json.loads(as_json.stdout)["valid"] is True

@@ -203,6 +203,11 @@ def test_what_was_not_put_back_is_listed() -> None:
         left=("/a/cpu.max: 1 2",),
     )
     assert list(conclusion(summary))[-2:] == ["NOT PUT BACK:", "  /a/cpu.max: 1 2"]
+    did = msgspec.structs.replace(summary, actions={"cgroup_cpu_max refused": 3})
+    assert list(conclusion(did))[1:3] == [
+        "what the agent did, how often, and what came of it:",
+        "  cgroup_cpu_max refused: 3 (it cannot be turned here)",
+    ]
     whole = msgspec.structs.replace(summary, restored=True, left=(), lost_cards=(1,))
     assert list(conclusion(whole))[-2:] == [
         "card 1 fell off the bus: what was set on it is gone with it",

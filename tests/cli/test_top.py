@@ -187,6 +187,7 @@ def row(name: str = "serve", **changes: object) -> Document:
         "latency_seconds": None,
         "latency_objective_seconds": None,
         "latency_quantile": 0.99,
+        "latency_estimated": False,
     }
     return {**base, **changes}
 
