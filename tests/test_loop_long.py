@@ -109,6 +109,14 @@ async def test_nothing_grows_over_a_day(tmp_path: Path) -> None:
     assert last_hours[-1]["readings"] < 60
 
 
+def wishes(plan: Plan) -> list[tuple[object, ...]]:
+    """All but the words: which stage a limit is at depends on whether it has been read back already."""
+    return [
+        (s.knob, s.subject, s.value, s.rule, s.blocked, [n for n in s.numbers if n[0] != "stage"])
+        for s in plan.settings
+    ]
+
+
 async def test_extra_wakes_change_nothing_in_the_plans(tmp_path: Path) -> None:
     """What is sensed comes once a second; the second agent looks six times as often."""
     plans: list[list[Plan]] = []
@@ -137,7 +145,7 @@ async def test_extra_wakes_change_nothing_in_the_plans(tmp_path: Path) -> None:
                     await rig.reconciler.settled()
                 host.own_clock.mono = at
             plans.append(made)
-    assert plans[0] == plans[1]
+    assert [wishes(p) for p in plans[0]] == [wishes(p) for p in plans[1]]
     knobs = {s.knob.name for p in plans[0] for s in p.settings if s.blocked is None}
     assert knobs == {"cgroup_cpu_weight", "cgroup_cpu_max", "gpu_power_limit"}
 

@@ -41,6 +41,9 @@ def allocate(claims: Sequence[Claim], budget: float) -> dict[str, float]:
     return limits
 
 
+_ROUNDING = 1e-9
+
+
 def _fill(limits: dict[str, float], goals: dict[str, float], amount: float) -> float:
     """Raise `limits` towards `goals` to one common level with at most `amount`; what it took."""
     if amount <= 0:
@@ -48,7 +51,8 @@ def _fill(limits: dict[str, float], goals: dict[str, float], amount: float) -> f
     edges = sorted({limits[c] for c in goals} | set(goals.values()))
     spent = 0.0
     for low, high in pairwise(edges):
-        rising = [c for c in goals if limits[c] <= low and goals[c] > low]
+        # A goal may lie within a rounding error of the level that its card has reached.
+        rising = [c for c in goals if limits[c] <= low + _ROUNDING and goals[c] > low]
         if not rising:
             continue
         step = min(high - low, (amount - spent) / len(rising))

@@ -11,7 +11,7 @@ anew. A limit that bites hides the demand: then the card asks for all it may hav
 import msgspec
 
 from gpuagent.model.inventory import Subject
-from gpuagent.model.state import NodeState
+from gpuagent.model.state import NodeState, Reading
 from gpuagent.model.vocab import (
     GPU_POWER_INSTANT_WATTS,
     GPU_POWER_LIMIT_WATTS,
@@ -68,11 +68,12 @@ def seen(
     headroom: float,
 ) -> Appetite:
     """The appetite after this state, of a card that we allow `limit` watts."""
-    now = state.now.mono
     tenants = tuple(sorted(t.name for t in state.inventory.on_card(card.gpu)))
-    draw = _draw(state, card, dwell)
-    if draw is None:
-        return appetite.after(now, None, tenants=tenants, hidden=False)
+    read = state.reading(GPU_POWER_WATTS, card)
+    if read is None:
+        return appetite.after(state.now.mono, None, tenants=tenants, hidden=False)
+    now = read.at  # so that looking more often changes nothing
+    draw = _draw(state, card, read, dwell)
     hidden = draw >= _SATURATED * limit or _held_down(state, card, limit)
     asks = max(draw * (1 + headroom), state.fresh(GPU_POWER_INSTANT_WATTS, card) or 0.0)
     if hidden:
@@ -80,13 +81,10 @@ def seen(
     return appetite.after(now, asks, tenants=tenants, hidden=hidden)
 
 
-def _draw(state: NodeState, card: Subject, dwell: float) -> float | None:
-    """Mean of the last dwell; None if it is not known now."""
-    now = state.fresh(GPU_POWER_WATTS, card)
-    if now is None:
-        return None
-    window = state.history.window(GPU_POWER_WATTS, card, state.now.mono - dwell)
-    return sum(v for _, v in window) / len(window) if window else now
+def _draw(state: NodeState, card: Subject, read: Reading, dwell: float) -> float:
+    """Mean of the dwell up to the newest reading."""
+    window = state.history.window(GPU_POWER_WATTS, card, read.at - dwell)
+    return sum(v for _, v in window) / len(window) if window else read.value
 
 
 def _held_down(state: NodeState, card: Subject, limit: float) -> bool:
