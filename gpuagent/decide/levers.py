@@ -232,7 +232,8 @@ class Levers:
         return None if self._useless(held) is not None else self._trusted(held)
 
     def _first_step(self, tenant: Tenant, cause: Cause, knob: Knob) -> Held:
-        return Held(tenant.name, cause, knob.name, Grip(floor=0.0, share=self._law.cut, calm=False))
+        share = max(self._law.cut, tenant.limits.min_share_ratio)
+        return Held(tenant.name, cause, knob.name, Grip(floor=0.0, share=share, calm=False))
 
     def last(self, held: Held) -> bool:
         """Whether no other lever is left to try after it."""

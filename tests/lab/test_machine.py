@@ -253,8 +253,8 @@ def _override(subject: object, value: float) -> Override:
 
 TestLife = Life.TestCase
 TestLife.settings = settings(
-    max_examples=8,
-    stateful_step_count=16,
+    max_examples=5,
+    stateful_step_count=14,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -121,11 +121,15 @@ def test_a_daemon_of_our_own_that_dies_under_its_clients_is_started_again(
     say(own, f"fake_server {SERVER} ACTIVE", f"fake_client {SERVER} {host.train.pid}")
     (first,) = kept(own)
     os.kill(first, signal.SIGKILL)
-    until_told(guest, daemon, "mps-down")
-    until_told(guest, daemon, "mps-up")
-    assert len(events(daemon, "mps-down")) == 1
+
+    def again() -> bool:
+        guest.stir()
+        return bool(kept(own)) and kept(own) != [first]
+
+    # It may be up again before anybody has looked: then there is nothing to say.
+    until("it is started again", again, seconds=60)
+    assert len(events(daemon, "mps-down")) <= 1
     (second,) = kept(own)
-    assert second != first
     goes_on(daemon, host.work)
     daemon.kill()
     assert kept(own) == [second], "it outlives the agent"
