@@ -20,7 +20,9 @@ _NOISE = 0.02
 _ALIKE = 0.003
 """Costs that differ by less are the same."""
 _MARGIN = 0.1
-"""This part of the slowdown allowed is left to noise, so that what was measured once will hold."""
+"""This part of the slowdown allowed is left to noise, so that what was measured once will hold ..."""
+_MARGIN_MOST = 0.01
+"""... but no more than this: noise does not grow with what is allowed, and what is left costs energy."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -42,7 +44,7 @@ class Point(msgspec.Struct, frozen=True):
 
 def feasible(points: Sequence[Point], slowdown: float) -> tuple[Point, ...]:
     """Those that are no slower than allowed. The first point is what all are compared with."""
-    least = points[0].rate * (1 - slowdown * (1 - _MARGIN))
+    least = points[0].rate * (1 - slowdown + min(_MARGIN * slowdown, _MARGIN_MOST))
     return (points[0], *(p for p in points[1:] if p.rate >= least))
 
 
