@@ -179,7 +179,7 @@ class Suspensions:
         self._frozen.add(target)
         try:
             await self._see_nobody_asleep(subject.cgroup)
-        except BaseException:
+        except BaseException:  # cancelled, too: then it is not frozen, and others may go on
             if fresh:
                 self._frozen.discard(target)
             raise
